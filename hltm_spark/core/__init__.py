@@ -1,0 +1,1 @@
+"""Configuration, tree, prompts, records and the shard format: pure Python, no Spark."""

@@ -1,0 +1,73 @@
+"""Typed errors of hltm-spark.
+
+Every error takes one message string, so that it survives a process border (executors raise in
+another process). Messages name ids, lengths and settings, never document text.
+"""
+
+
+class HltmError(Exception):
+    """Base of every error that hltm-spark raises on purpose."""
+
+
+class SettingsError(HltmError):
+    """Raised when a configuration file, an override or an option is wrong (exit code 2)."""
+
+
+class DataError(HltmError):
+    """Raised when an input as a whole cannot be taken; single bad rows become rejects (exit code 2)."""
+
+
+class EnvironmentProblem(HltmError):
+    """Raised when this machine lacks something: a Java runtime, a jar, an extra, a key (exit code 2)."""
+
+
+class PromptError(SettingsError):
+    """Raised when a prompt file is missing or its header and text disagree."""
+
+
+class MissingExtraError(EnvironmentProblem):
+    """Raised when an optional dependency is used without its extra being installed."""
+
+    @classmethod
+    def for_extra(cls, *, package: str, extra: str, used_by: str) -> "MissingExtraError":
+        """Name the package, the extra that brings it, and what needed it."""
+        return cls(
+            f"{used_by} needs the package {package!r}, which is not installed; "
+            f"install it with: pip install 'hltm-spark[{extra}]'"
+        )
+
+
+class LlmError(HltmError):
+    """Raised when one request did not get a usable answer; its node fails alone.
+
+    The message starts with the kind of failure: `kind: detail`. Kinds are the constants in
+    `hltm_spark.models.llm`.
+    """
+
+
+class LlmStopError(HltmError):
+    """Raised when no further request can succeed: bad key, unknown model, exhausted quota."""
+
+
+class EmbeddingError(HltmError):
+    """Raised when an embedding endpoint or model returns something that cannot be stored."""
+
+
+class ReaderError(HltmError):
+    """Base of the errors that the reader raises."""
+
+
+class ShardNotFound(ReaderError):
+    """Raised when a tenant has no published shard, or the shards folder does not exist."""
+
+
+class ShardCorrupt(ReaderError):
+    """Raised when a shard's files and its manifest disagree."""
+
+
+class ScopeNotFound(ReaderError):
+    """Raised when a node id names no node that this reader may open."""
+
+
+class EmbeddingMismatch(ReaderError):
+    """Raised when the reader's embedder is not the one that wrote the shard."""

@@ -1,0 +1,1 @@
+"""LLM and embedding clients, response parsing, limits and prices: no Spark."""
