@@ -1,0 +1,66 @@
+"""Options that every verb has, and how a verb reports."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hltm_spark.core.config import Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What the common options say: the settings, and whether the result is wanted as JSON."""
+
+    settings: Settings
+    is_json: bool
+
+    @property
+    def root(self) -> str:
+        """Storage root, from --root or the conf file."""
+        return self.settings.storage.root
+
+    def report(self, values: Mapping[str, Any], lines: Sequence[str]) -> None:
+        """Print the result: as lines for people, or as one JSON object on the last line."""
+        if self.is_json:
+            click.echo(json.dumps(values, ensure_ascii=False, default=str))
+        else:
+            for line in lines:
+                click.echo(line)
+
+
+def common_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the common options; it gets them as its first argument, a `Call`."""
+
+    @click.option(
+        "--conf",
+        default="conf/hiring.toml",
+        show_default=True,
+        metavar="FILE",
+        help="Configuration file; a name in conf/ also finds the one that is shipped.",
+    )
+    @click.option("--root", default=None, metavar="DIR", help="Storage root, over storage.root.")
+    @click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override one setting, e.g. llm.provider=openai. May be given several times.",
+    )
+    @click.option("--json", "is_json", is_flag=True, help="Print the result as one JSON object.")
+    @functools.wraps(verb)
+    def with_settings(
+        *args: Any,
+        conf: str,
+        root: str | None,
+        overrides: tuple[str, ...],
+        is_json: bool,
+        **values: Any,
+    ) -> None:
+        settings = load_settings(conf, overrides=overrides, root=root)
+        verb(Call(settings=settings, is_json=is_json), *args, **values)
+
+    return with_settings

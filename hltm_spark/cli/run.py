@@ -1,0 +1,92 @@
+"""Verbs that write: ingest, index, update, publish."""
+
+from dataclasses import asdict
+
+import click
+
+from hltm_spark.cli.options import Call, common_options
+from hltm_spark.pipeline.index import publish_only, run_pipeline
+from hltm_spark.pipeline.ingest import ingest as ingest_rows
+from hltm_spark.pipeline.ingest import read_input
+from hltm_spark.pipeline.root import open_root
+from hltm_spark.pipeline.runs import Run
+from hltm_spark.pipeline.session import make_session
+
+
+@click.command()
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="Delta table, Parquet, JSONL or CSV file, or a folder of them. May be given several times.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["upsert", "snapshot"]),
+    default="upsert",
+    show_default=True,
+    help="snapshot deletes what a tenant of the input no longer has.",
+)
+@common_options
+def ingest(call: Call, inputs: tuple[str, ...], mode: str) -> None:
+    """Bring raw documents into the documents table; unchanged rows write nothing."""
+    root = open_root(call.root)
+    spark = make_session("hltm ingest")
+    report = ingest_rows(read_input(spark, inputs), call.settings, root, mode=mode)
+    values = asdict(report)
+    lines = [
+        f"{report.taken} rows taken: {report.added} added, {report.changed} changed, "
+        f"{report.unchanged} unchanged; {report.deleted} documents deleted; "
+        f"{report.rejected} rows rejected (documents version {report.version})"
+    ]
+    if report.rejected:
+        lines.append(f"the rejected rows and their reasons are in {root.path}/tables/rejects")
+    call.report(values, lines)
+
+
+@click.command()
+@click.option("--publish/--no-publish", "is_publishing", default=True, help="Write shards.")
+@common_options
+def index(call: Call, *, is_publishing: bool) -> None:
+    """Bring the memory tree up to the latest documents, with every node as a candidate."""
+    _run(call, kind="index", is_publishing=is_publishing)
+
+
+@click.command()
+@click.option("--publish/--no-publish", "is_publishing", default=True, help="Write shards.")
+@common_options
+def update(call: Call, *, is_publishing: bool) -> None:
+    """Bring the memory tree up to the latest documents, from what the change feed names."""
+    _run(call, kind="update", is_publishing=is_publishing)
+
+
+@click.command()
+@common_options
+def publish(call: Call) -> None:
+    """Publish the shards of every tenant whose memory is newer than its shard."""
+    root = open_root(call.root)
+    run = publish_only(make_session("hltm publish"), call.settings, root)
+    values = {**run.summary(), "tenants": run.tenants_published, "version": run.documents_version}
+    call.report(values, [f"{run.tenants_published} tenants published in {run.seconds:.1f} s"])
+
+
+def _run(call: Call, *, kind: str, is_publishing: bool) -> None:
+    root = open_root(call.root)
+    spark = make_session(f"hltm {kind}")
+    run = run_pipeline(spark, call.settings, root, kind=kind, is_publishing=is_publishing)
+    call.report(run.summary(), run_lines(run))
+
+
+def run_lines(run: Run) -> list[str]:
+    """Return a run in words."""
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in run.stage_seconds.items())
+    return [
+        f"{run.kind} {run.status}: {run.documents} documents, {run.nodes_touched} nodes touched, "
+        f"{run.nodes_written} written, {run.nodes_removed} removed",
+        f"{run.calls} calls paid, {run.cached} answers from the ledger, {run.failed} nodes failed; "
+        f"{run.prompt_tokens} prompt and {run.completion_tokens} completion tokens, "
+        f"cost {run.cost:.4f}",
+        f"{run.tenants_published} tenants published; {run.seconds:.1f} s ({stages})",
+    ]

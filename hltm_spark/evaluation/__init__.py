@@ -1,0 +1,1 @@
+"""Data sets and measurement, above the pipeline and the reader."""

@@ -1,0 +1,302 @@
+"""The call stage: open requests to paid answers, journalled as they arrive.
+
+A frame of calls is written once and read back before anything else touches it: every further
+action on it would call the model again. A worker keeps a bounded number of calls in flight and
+appends each answer to its journal file before it reports it, so that a killed task loses only what
+was in flight.
+"""
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hltm_spark.core.config import Settings
+from hltm_spark.core.errors import LlmError, LlmStopError
+from hltm_spark.core.records import NodeInput, fingerprint
+from hltm_spark.models.answering import ask
+from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
+from hltm_spark.models.requests import REPAIR, NodePrompts
+from hltm_spark.models.tokens import estimate_tokens
+from hltm_spark.pipeline.requests import map_rows
+from hltm_spark.pipeline.root import Root
+from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
+
+OPEN_REQUEST = struct(
+    {
+        "tenant_id": TEXT,
+        "tenant_key": TEXT,
+        "node_id": TEXT,
+        "level": TEXT,
+        "task": TEXT,
+        "request_hash": TEXT,
+        "summary": TEXT,
+        "payload": TEXT,
+    }
+)
+CALLED = struct(
+    {
+        **LLM_CALLS.columns,
+        "failure_kind": TEXT,
+        "failure": TEXT,
+        "tries": INTEGER,
+    }
+)
+"""A paid answer, or the failure of a request (`failure_kind` set, `response` null)."""
+
+STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """What a worker needs to answer requests; travels as a value.
+
+    Attributes:
+        settings: Provider, limits, budgets.
+        prompts: To render the requests again on the worker.
+        journal: Folder for this run's journal files.
+        window: Calls in flight in one worker.
+        run_id: Recorded with every answer.
+        make_client: Called once a partition, on the worker: clients hold sockets.
+    """
+
+    settings: Settings
+    prompts: NodePrompts
+    journal: str
+    window: int
+    run_id: str
+    make_client: Callable[[Settings], LlmClient]
+
+
+def find_answers(requests: DataFrame, ledger: DataFrame) -> DataFrame:
+    """Return the usable answers on record for the requests.
+
+    Args:
+        requests: tenant_id, request_hash, and whatever else.
+        ledger: Rows of `llm_calls`.
+
+    Returns:
+        One row per (tenant_id, request_hash): response. Where a race paid one twice, the same
+        one of the two is taken every time.
+    """
+    key = ["tenant_id", "request_hash"]
+    usable = ledger.where("is_usable").select(
+        "tenant_id", F.coalesce("repair_of", "request_hash").alias("request_hash"), "response"
+    )
+    wanted = requests.select(*key).distinct()
+    return usable.join(wanted, key, "left_semi").groupBy(*key).agg(F.min("response").alias("response"))
+
+
+def open_requests(requests: DataFrame, answers: DataFrame) -> DataFrame:
+    """Return the requests without an answer, each once: `OPEN_REQUEST` columns."""
+    key = ["tenant_id", "request_hash"]
+    return (
+        requests.join(answers, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
+    )
+
+
+def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFrame:
+    """Return `CALLED` rows for open requests. Write this frame once, then read it back."""
+    spread = requests.repartition(slots)
+    return map_rows(spread, lambda rows: answer_rows(rows, call), CALLED)
+
+
+def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
+    """Answer the requests of one partition, `window` at a time.
+
+    A request that fails becomes a row; only a bug raises. After an error that no further request
+    can survive, the rest of the partition, and of every other one, comes back as `stopped`.
+
+    Yields:
+        `CALLED` rows in order of completion.
+    """
+    journal = Journal.start(Path(call.journal))
+    client: LlmClient | None = None
+    source = iter(rows)
+    try:
+        client = call.make_client(call.settings)
+        with ThreadPoolExecutor(call.window, thread_name_prefix="hltm-call") as pool:
+            yield from _drain(source, pool, _Caller(client=client, journal=journal, call=call))
+    except LlmStopError as error:
+        journal.stop(str(error))
+        yield from (_failed(row, STOPPED, str(error), call) for row in source)
+    finally:
+        journal.close()
+        if client is not None:
+            client.close()
+
+
+def _drain(
+    source: Iterator[Mapping[str, Any]], pool: ThreadPoolExecutor, caller: "_Caller"
+) -> Iterator[dict[str, Any]]:
+    pending: set[Future[list[dict[str, Any]]]] = set()
+    for row in source:
+        pending.add(pool.submit(caller.answer, dict(row)))
+        if len(pending) >= caller.call.window:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield from future.result()
+    for future in pending:
+        yield from future.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Caller:
+    """Answers one request in a thread."""
+
+    client: LlmClient
+    journal: "Journal"
+    call: CallSettings
+
+    def answer(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.journal.stopped():
+            return [_failed(row, STOPPED, "the run was stopped", self.call)]
+        paid: list[dict[str, Any]] = []
+        try:
+            self._ask(row, paid)
+        except LlmStopError as error:
+            self.journal.stop(str(error))
+            return [*paid, _failed(row, STOPPED, str(error), self.call)]
+        except LlmError as error:
+            kind, _, detail = str(error).partition(": ")
+            return [*paid, _failed(row, kind, detail, self.call, tries=max(1, len(paid)))]
+        return paid
+
+    def _ask(self, row: dict[str, Any], paid: list[dict[str, Any]]) -> None:
+        node = NodeInput.from_dict(json.loads(row["payload"]))
+        prompts = self.call.prompts
+        task = row["task"]
+        request = prompts.request(node, task, summary=row["summary"])
+        self._check_size(request)
+
+        def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
+            answer = _paid(row, sent, completion, self.call)
+            answer["is_usable"] = usable
+            self.journal.append(answer)
+            paid.append(answer)
+
+        ask(self.client, request, source_ids=node.source_ids, on_completion=record)
+
+    def _check_size(self, request: Request) -> None:
+        limit = self.call.settings.budgets.max_input_tokens
+        if self.client.model == "extractive":
+            return
+        tokens = estimate_tokens(request.system) + estimate_tokens(request.user)
+        if tokens > limit:
+            raise LlmError(
+                f"{TOO_LONG}: the input has about {tokens} tokens, "
+                f"budgets.max_input_tokens is {limit}"
+            )
+
+
+def _paid(
+    row: Mapping[str, Any], sent: Request, completion: Completion, call: CallSettings
+) -> dict[str, Any]:
+    is_repair = sent.task == REPAIR
+    prompts = call.prompts
+    task_id = sent.task
+    own_hash = row["request_hash"]
+    if is_repair:
+        own_hash = fingerprint(row["request_hash"], sent.system, sent.user)
+    prompt = prompts.prompts.get(task_id)
+    return {
+        **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "level")},
+        "request_hash": own_hash,
+        "repair_of": row["request_hash"] if is_repair else None,
+        "task": task_id,
+        "model": prompts.model,
+        "prompt_fingerprint": prompt.fingerprint if prompt else "",
+        "finish_reason": completion.finish_reason,
+        "response": _clean(completion.text),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "latency_s": completion.latency_s,
+        "run_id": call.run_id,
+    }
+
+
+def _failed(
+    row: Mapping[str, Any], kind: str, detail: str, call: CallSettings, *, tries: int = 1
+) -> dict[str, Any]:
+    names = ("tenant_id", "tenant_key", "node_id", "level", "request_hash", "task")
+    return {
+        **{name: row[name] for name in names},
+        "run_id": call.run_id,
+        "failure_kind": kind,
+        "failure": detail,
+        "tries": tries,
+    }
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(slots=True)
+class Journal:
+    """One worker's file of paid answers, one JSON object a line, appended as they arrive."""
+
+    folder: Path
+    file: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def start(cls, folder: Path) -> "Journal":
+        """Open a new file; its name is unique to this attempt."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder, (folder / f"{uuid.uuid4().hex}.jsonl").open("a", encoding="utf-8"))
+
+    def append(self, answer: Mapping[str, Any]) -> None:
+        """Write one answer; a process that dies afterwards does not lose it."""
+        line = json.dumps(answer, ensure_ascii=False) + "\n"
+        with self.lock:
+            self.file.write(line)
+            self.file.flush()
+
+    def stop(self, message: str) -> None:
+        """Tell every worker of the run to make no further call."""
+        (self.folder / "STOP").write_text(message, encoding="utf-8")
+
+    def stopped(self) -> bool:
+        """Tell whether some worker of the run said stop."""
+        return (self.folder / "STOP").exists()
+
+    def close(self) -> None:
+        """Close the file; it stays until its answers are in the ledger."""
+        self.file.close()
+
+
+def journalled_count(folder: Path) -> int:
+    """Return the number of answers in a run's journal, for progress."""
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+
+
+def fold_journals(spark: SparkSession, root: Root) -> int:
+    """Append answers of runs that did not get to it to the ledger; return how many.
+
+    A torn last line, from a process that was killed while it wrote, is not an answer.
+    """
+    files = sorted(str(file) for file in root.journal().rglob("*.jsonl") if file.stat().st_size)
+    if not files:
+        return 0
+    lines = spark.read.schema(struct(LLM_CALLS.columns)).json(files)
+    whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
+    return append_calls(whole, root)
+
+
+def append_calls(calls: DataFrame, root: Root) -> int:
+    """Append paid answers that the ledger does not have; return how many."""
+    key = ["tenant_id", "request_hash"]
+    known = LLM_CALLS.read(calls.sparkSession, root.path).select(*key)
+    fresh = calls.dropDuplicates(key).join(known, key, "left_anti")
+    count = fresh.count()
+    if count:
+        LLM_CALLS.append(fresh, root.path)
+    return count

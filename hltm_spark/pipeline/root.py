@@ -1,0 +1,80 @@
+"""The storage root: its folders and the salt that hides ids in table statistics."""
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hltm_spark.core.errors import SettingsError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A storage root that was opened.
+
+    Attributes:
+        path: Absolute path.
+        salt: Secret of this root: hashes of ids cannot be compared with another root's.
+    """
+
+    path: str
+    salt: str
+
+    def folder(self, *parts: str) -> Path:
+        """Return a folder or file under the root."""
+        return Path(self.path).joinpath(*parts)
+
+    @property
+    def shards(self) -> Path:
+        """Folder of the published shards."""
+        return self.folder("shards")
+
+    def staging(self, run_id: str) -> Path:
+        """Folder of one run's intermediate rows."""
+        return self.folder("staging", run_id)
+
+    def journal(self) -> Path:
+        """Folder of answers that are not in the ledger yet."""
+        return self.folder("journal")
+
+    def clear_staging(self, run_id: str) -> None:
+        """Remove one run's intermediate rows."""
+        shutil.rmtree(self.staging(run_id), ignore_errors=True)
+
+
+def open_root(path: str) -> Root:
+    """Return the root at a path, made where there is none.
+
+    Raises:
+        SettingsError: No path is set, or the folder holds a root of a newer format.
+    """
+    if not path:
+        raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
+    folder = Path(path).expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "root.json"
+    if not file.exists():
+        _write_once(file, {"format_version": FORMAT_VERSION, "salt": secrets.token_hex(16)})
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if content["format_version"] != FORMAT_VERSION:
+        raise SettingsError(
+            f"{file} has format version {content['format_version']!r}, "
+            f"this release reads {FORMAT_VERSION}; upgrade hltm-spark"
+        )
+    return Root(path=str(folder), salt=content["salt"])
+
+
+def _write_once(file: Path, content: dict[str, object]) -> None:
+    """Write a file that a second process starting now must not replace."""
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        os.link(scratch, file)
+    except FileExistsError:
+        pass
+    finally:
+        scratch.unlink()

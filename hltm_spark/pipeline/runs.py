@@ -1,0 +1,113 @@
+"""The record of runs: what each read, did and cost, and the cursor of the change feed."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hltm_spark.pipeline.root import Root
+from hltm_spark.pipeline.tables import RUNS
+
+FINISHED = ("done", "partial")
+"""Statuses that move the cursor: everything up to the pinned version was looked at."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run while it goes on, then its row in `runs`.
+
+    Attributes:
+        status: `running`, then `done`, `partial` (some nodes failed), `stopped` or `failed`.
+        documents: Documents in the pinned snapshot.
+        nodes_touched: Nodes whose input differs from what their memory was written from.
+        nodes_written: Rows of `memory` inserted or updated.
+        calls: Answers paid in this run, repairs included.
+        cached: Requests answered from the ledger.
+        failed: Nodes that are not complete at the end.
+        cost: In the currency of the conf's prices.
+    """
+
+    run_id: str
+    kind: str
+    status: str = "running"
+    started_at: datetime
+    finished_at: datetime | None = None
+    documents_table_id: str = ""
+    documents_version: int = -1
+    settings_fingerprint: str = ""
+    documents: int = 0
+    nodes_touched: int = 0
+    nodes_written: int = 0
+    nodes_removed: int = 0
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    tenants_published: int = 0
+    message: str = ""
+
+    @classmethod
+    def start(cls, kind: str) -> "Run":
+        """Return a new run; ids sort by time."""
+        now = datetime.now(UTC)
+        run_id = f"{kind}-{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(3)}"
+        return cls(run_id=run_id, kind=kind, started_at=now)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds of a block to a stage."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - began
+            self.stage_seconds[stage] = round(self.stage_seconds.get(stage, 0.0) + spent, 3)
+
+    def finish(self, status: str, message: str = "") -> None:
+        """Set the final status and times."""
+        self.status, self.message = status, message
+        self.finished_at = datetime.now(UTC)
+        self.seconds = round((self.finished_at - self.started_at).total_seconds(), 3)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the command line prints as JSON."""
+        row = asdict(self)
+        return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far the last finished run read, and with which settings."""
+
+    table_id: str
+    version: int
+    settings_fingerprint: str
+
+
+def record_run(spark: SparkSession, root: Root, run: Run) -> None:
+    """Append the run's final row: the only thing that moves the cursor."""
+    row = {name: asdict(run)[name] for name in RUNS.columns}
+    RUNS.append(spark.createDataFrame([row], RUNS.schema), root.path)
+
+
+def read_cursor(runs: DataFrame) -> Cursor | None:
+    """Return the cursor, or None before the first finished run."""
+    finished = runs.where(F.col("status").isin(*FINISHED) & F.col("kind").isin("index", "update"))
+    row = finished.orderBy(F.desc("finished_at"), F.desc("run_id")).limit(1).collect()
+    if not row:
+        return None
+    return Cursor(
+        table_id=row[0]["documents_table_id"],
+        version=row[0]["documents_version"],
+        settings_fingerprint=row[0]["settings_fingerprint"],
+    )
