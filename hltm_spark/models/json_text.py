@@ -47,25 +47,31 @@ def find_object(text: str, *, keys: Collection[str], may_repair: bool) -> tuple[
 
     Args:
         text: The whole answer.
-        keys: Wanted keys. Of several objects the one with most of them is taken, of equal ones the
+        keys: Wanted keys; `questionAnswers` and `Question Answers` are `question_answers`. Of several objects the one with most of them is taken, of equal ones the
             last: a draft or an example comes before the answer.
         may_repair: Damaged but closed JSON is mended; only for an answer that ended by itself.
 
     Raises:
         NoJsonError: Nothing that could be read.
     """
+    names = {_squeeze(key): key for key in keys}
     found: list[JsonObject] = []
     damaged = 0
     for piece in _closed_objects(_without_thinking(text)):
         read = _read(piece, may_repair=may_repair)
         damaged += read is None
-        if read is not None and keys & read.keys():
-            found.append(read)
+        renamed = [(names.get(_squeeze(key), key), value) for key, value in read.pairs] if read else []
+        if any(key in keys for key, _ in renamed):
+            found.append(JsonObject.from_pairs(renamed))
     if not found:
         problem = "damaged JSON" if damaged else "no JSON object with a wanted key"
         raise NoJsonError(f"{problem} in {len(text)} characters")
-    best = max(range(len(found)), key=lambda i: (len(keys & found[i].keys()), i))
+    best = max(range(len(found)), key=lambda i: (len(found[i].keys() & set(keys)), i))
     return found[best], len(found) - 1
+
+
+def _squeeze(key: str) -> str:
+    return re.sub(r"[\W_]", "", key).lower()
 
 
 def _without_thinking(text: str) -> str:
@@ -119,10 +125,9 @@ def _read(piece: str, *, may_repair: bool) -> JsonObject | None:
 
 def _repaired(piece: str) -> JsonObject | None:
     try:
-        read = repair_json(piece, return_objects=True, skip_json_loads=True)
+        made = _with_pairs(repair_json(piece, return_objects=True, skip_json_loads=True))
     except (ValueError, RecursionError):
         return None
-    made = _with_pairs(read)
     return made if isinstance(made, JsonObject) else None
 
 

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from hltm_spark.core.config import load_settings, parse_settings
+from hltm_spark.core.errors import SettingsError
+
+LEVELS = {"levels": [{"name": "user"}, {"name": "session"}]}
+
+
+@pytest.mark.parametrize("name", ["hiring", "conversation", "documents"])
+def test_every_shipped_conf_loads_and_needs_no_key(name: str) -> None:
+    settings = load_settings(f"conf/{name}.toml")
+
+    assert settings.llm.provider == "extractive"
+    assert settings.embedding.provider == "wordllama"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, r"levels is missing; add it"),
+        ({"levels": []}, r"levels: .*at least 1 item"),
+        ({**LEVELS, "llm": {"modle": "x"}}, r"unknown key 'modle' in \[llm\]; known keys: \['api"),
+        ({**LEVELS, "retrieval": {"k_qa": 0}}, r"retrieval\.k_qa: .*greater than 0, got 0"),
+        ({**LEVELS, "llm": {"provider": "openai"}}, r"llm\.model must be set for .*'openai'"),
+        ({"levels": [{"name": "a"}, {"name": "a"}]}, r"level names must be distinct, \['a'\]"),
+        ({"levels": [{"name": "a", "column": "text"}]}, r"input columns must be distinct"),
+    ],
+)
+def test_a_wrong_setting_names_file_key_and_remedy(raw: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=r"^my\.toml: .*" + message):
+        parse_settings(raw, name="my.toml")
+
+
+def test_overrides_are_read_as_toml_or_else_as_text(tmp_path: Path) -> None:
+    conf = tmp_path / "my.toml"
+    conf.write_text('[[levels]]\nname = "user"\n')
+
+    settings = load_settings(
+        str(conf),
+        overrides=["retrieval.k_qa=3", "llm.provider=openai", "llm.model=org/m=1"],
+        root="here",
+    )
+
+    assert settings.retrieval.k_qa == 3
+    assert settings.llm.model == "org/m=1"
+    assert settings.storage.root == "here"
+
+
+@pytest.mark.parametrize("override", ["llm.model", "=1", "levels.x=1"])
+def test_an_override_without_a_place_is_refused(override: str) -> None:
+    with pytest.raises(SettingsError, match="--set"):
+        load_settings("conf/hiring.toml", overrides=[override])
+
+
+def test_a_missing_file_and_broken_toml_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("levels = [")
+
+    with pytest.raises(SettingsError, match="no configuration file 'nowhere/x.toml'"):
+        load_settings("nowhere/x.toml")
+    with pytest.raises(SettingsError, match="is not TOML"):
+        load_settings(str(broken))
+
+
+def test_a_level_takes_its_key_from_its_column_or_its_name() -> None:
+    settings = parse_settings({"levels": [{"name": "user", "column": "uid"}]}, name="x")
+
+    assert settings.levels[0].key_column == "uid"
+    assert settings.level_names == ("user",)
