@@ -8,6 +8,7 @@
 | NaN, infinity | dropped, counted as `not_a_number` |
 | list | one value for each item, in order |
 | `{"value": v, "sources": [...]}`, also `values`, `source` | v with those sources |
+| an object with a value and sources and more | the more is counted as `extra_key` |
 | any other object | nested: `name.key` |
 | the same key twice | both values, counted as `duplicate_key` |
 | the same name and value twice | one value with the sources of both, counted as `duplicate_value` |
@@ -28,7 +29,7 @@ from hltm_spark.models.json_text import JsonObject
 
 MAX_DEPTH = 8
 _VALUE_KEYS = frozenset({"value", "values"})
-_ITEM_KEYS = _VALUE_KEYS | {"name", "source", "sources"}
+_SOURCE_KEYS = frozenset({"source", "sources"})
 _UNSTORABLE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -112,7 +113,9 @@ class FacetReader:
             self._scalar(name, value, sources=sources)
 
     def _object(self, name: str, value: dict[str, Any], *, sources: list[str], depth: int) -> None:
-        if value.keys() & _VALUE_KEYS and value.keys() <= _ITEM_KEYS:
+        stated = value.keys() & _VALUE_KEYS
+        if stated and (value.keys() & _SOURCE_KEYS or value.keys() == stated):
+            self.dropped["extra_key"] += len(value.keys() - _VALUE_KEYS - _SOURCE_KEYS)
             cited = self._cited(value) or sources
             self._value(name, self._stated(value), sources=cited, depth=depth)
             return

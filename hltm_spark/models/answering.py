@@ -1,0 +1,104 @@
+"""One request, answered and validated, with one repair of an answer that cannot be read."""
+
+from collections.abc import Callable, Sequence
+
+from hltm_spark.core.errors import LlmError
+from hltm_spark.core.prompts import OUTPUTS, Prompt, escape_text, load_prompt
+from hltm_spark.models.llm import MALFORMED, Completion, LlmClient, Request
+from hltm_spark.models.parsing import ParsedAnswer, parse_answer
+
+REPAIR = "repair/response"
+EXTRACTIVE = "extractive"
+
+OnCompletion = Callable[[Request, Completion, bool], None]
+"""Told of every paid answer as it arrives: the request, the answer, and whether it could be used."""
+
+
+def ask(
+    client: LlmClient,
+    request: Request,
+    *,
+    source_ids: Sequence[str],
+    on_completion: OnCompletion,
+    max_questions: int | None = None,
+    repair: Prompt | None = None,
+) -> ParsedAnswer:
+    """Return the validated answer to a request.
+
+    A malformed answer is sent back once, to be written again as the JSON that was asked for; not
+    so a truncated, filtered or refused one, and never the extractive provider's.
+
+    Args:
+        client: Any provider.
+        request: What to ask.
+        source_ids: Ids that the prompt showed.
+        on_completion: Called for every answer before a parsing error is raised; the caller keeps
+            it, also one that could not be used.
+        max_questions: Question-answer pairs beyond this are left out.
+        repair: The repair prompt; the shipped one where not given (executors read no files).
+
+    Raises:
+        LlmError: No usable answer; kinds as in `models.llm`.
+        LlmStopError: No further request can succeed.
+    """
+
+    def answer(asked: Request) -> ParsedAnswer:
+        return _complete(
+            client,
+            asked,
+            source_ids=source_ids,
+            on_completion=on_completion,
+            max_questions=max_questions,
+        )
+
+    try:
+        return answer(request)
+    except _UnreadableError as error:
+        if client.model == EXTRACTIVE or not error.text.strip():
+            raise LlmError(str(error)) from None
+        problem, text = str(error), error.text
+    try:
+        return answer(_repair_request(request, problem, text, prompt=repair or load_prompt(REPAIR)))
+    except LlmError as error:
+        raise LlmError(f"{problem}; after one repair: {error}") from None
+
+
+class _UnreadableError(LlmError):
+    """Raised, and caught, in this module only: a malformed answer together with its text."""
+
+    text: str = ""
+
+
+def _complete(
+    client: LlmClient,
+    request: Request,
+    *,
+    source_ids: Sequence[str],
+    on_completion: OnCompletion,
+    max_questions: int | None,
+) -> ParsedAnswer:
+    completion = client.complete(request)
+    try:
+        parsed = parse_answer(
+            completion.text,
+            completion.finish_reason,
+            output=request.output,
+            source_ids=source_ids,
+            max_questions=max_questions,
+        )
+    except LlmError as error:
+        on_completion(request, completion, False)  # noqa: FBT003  # the contract of OnCompletion
+        if not str(error).startswith(MALFORMED):
+            raise
+        unreadable = _UnreadableError(str(error))
+        unreadable.text = completion.text
+        raise unreadable from None
+    on_completion(request, completion, True)  # noqa: FBT003
+    return parsed
+
+
+def _repair_request(request: Request, problem: str, text: str, *, prompt: Prompt) -> Request:
+    keys = ", ".join(f'"{key}"' for key in OUTPUTS[request.output])
+    values = {"problem": problem, "response": escape_text(text), "keys": keys}
+    system, user = prompt.render(values)
+    return Request(task=prompt.prompt_id, output=request.output, system=system, user=user)

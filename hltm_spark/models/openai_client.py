@@ -1,0 +1,245 @@
+"""Answers from OpenAI, Azure OpenAI, or any server that speaks the same protocol.
+
+One client a process, shared by its threads. The SDK's retries are off (`retrying` repeats), and
+so is its response model: compatible servers leave out or add what they like, so the plain JSON is
+read here, with care.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import openai
+
+from hltm_spark.core.config import EmbeddingSettings, LlmSettings
+from hltm_spark.core.errors import EnvironmentProblem, HltmError, LlmError, LlmStopError, SettingsError
+from hltm_spark.models import retrying
+from hltm_spark.models.llm import FILTERED, REFUSED, TOO_LONG, UNAVAILABLE, Completion, Request
+from hltm_spark.models.parsing import json_schema_of
+from hltm_spark.models.response_format import FormatChoice, concerns_format
+from hltm_spark.models.retrying import error_words
+
+OPENAI_URL = "https://api.openai.com/v1"
+NO_KEY = "none"
+"""Sent to a server of one's own that has no key; the SDK wants some text."""
+
+_FILTER_CODES = frozenset(
+    {"content_filter", "content_policy_violation", "responsibleaipolicyviolation"}
+)
+_LONG_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
+_LONG_WORDS = ("context length", "context size", "context window", "maximum context", "prompt is too long")
+_PARAMETER_WORDS = ("unsupported", "not support", "unrecognized", "unknown", "not permitted",
+                    "too large", "unexpected")  # fmt: skip
+_REFUSALS = frozenset({400, 422})
+
+
+def make_sdk_client(
+    settings: LlmSettings | EmbeddingSettings, *, section: str, azure: bool = False
+) -> openai.OpenAI:
+    """Return the SDK's client for one section of conf; it makes no call.
+
+    Raises:
+        EnvironmentProblem: The variable of the key is not set, and the endpoint is not one's own.
+        SettingsError: Azure without its endpoint.
+    """
+    retrying.quiet_sdk_logs()
+    key = os.environ.get(settings.api_key_env, "").strip()
+    if not key and (azure or not settings.base_url):
+        raise EnvironmentProblem(
+            f"the environment variable {settings.api_key_env} ({section}.api_key_env) is not set; "
+            f"export the key, or set {section}.base_url for a server of your own"
+        )
+    if not key.isascii():
+        raise EnvironmentProblem(
+            f"the environment variable {settings.api_key_env} ({section}.api_key_env) holds "
+            "characters that no key has; copy the key again"
+        )
+    if settings.base_url and not settings.base_url.startswith(("http://", "https://")):
+        raise SettingsError(
+            f"{section}.base_url must start with http:// or https://, got {settings.base_url!r}"
+        )
+    shared: dict[str, Any] = {"timeout": settings.timeout_s, "max_retries": 0}
+    if azure and isinstance(settings, LlmSettings):
+        if not settings.base_url:
+            raise SettingsError(f"{section}.base_url must be the Azure endpoint, got ''")
+        return openai.AzureOpenAI(
+            azure_endpoint=settings.base_url,
+            api_version=settings.api_version,
+            api_key=key,
+            **shared,
+        )
+    return openai.OpenAI(base_url=settings.base_url or OPENAI_URL, api_key=key or NO_KEY, **shared)
+
+
+class OpenAiClient:
+    """An `LlmClient` over HTTP. Safe to share between threads."""
+
+    def __init__(self, settings: LlmSettings) -> None:
+        """Prepare the client; no call is made before `complete`.
+
+        Raises:
+            EnvironmentProblem: The variable of the key is not set.
+            SettingsError: Azure without `llm.base_url`.
+        """
+        self._settings = settings
+        self._sdk = make_sdk_client(settings, section="llm", azure=settings.provider == "azure")
+        self._format = FormatChoice(settings.structured_output)
+
+    @property
+    def model(self) -> str:
+        """Model name as the ledger records it."""
+        return self._settings.model_name
+
+    def complete(self, request: Request) -> Completion:
+        """Answer one request.
+
+        Raises:
+            LlmError: `filtered`, `too_long`, `refused`, or `unavailable` when the tries ran out.
+            LlmStopError: Key, model, quota, or a parameter that this model does not take.
+        """
+        while True:
+            with self._format.turn() as mode:
+                try:
+                    completion = self._complete_as(request, mode)
+                except openai.APIError as error:
+                    if self._format.step_down(mode, error):
+                        continue
+                    raise self._explained(error, request, mode) from None
+                except retrying.NoAnswerError as error:
+                    raise LlmError(f"{UNAVAILABLE}: {error}") from None
+                self._format.settle()
+                return completion
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._sdk.close()
+
+    def _complete_as(self, request: Request, mode: str) -> Completion:
+        body = self._body(request, mode)
+
+        def is_temporary(error: BaseException) -> bool:
+            return retrying.is_temporary_error(error) and not self._format.is_refusal(mode, error)
+
+        return retrying.call_with_retries(
+            lambda: self._once(body),
+            max_attempts=self._settings.max_attempts,
+            max_retry_s=self._settings.max_retry_s,
+            is_temporary=is_temporary,
+        )
+
+    def _once(self, body: dict[str, Any]) -> Completion:
+        started = time.monotonic()
+        raw = self._sdk.post("/chat/completions", body=body, cast_to=object)
+        return to_completion(raw, latency_s=time.monotonic() - started)
+
+    def _body(self, request: Request, mode: str) -> dict[str, Any]:
+        settings, system = self._settings, request.system
+        if mode == "json_object" and "json" not in f"{system}{request.user}".lower():
+            system = f"{system}\n\nAnswer with one JSON object.".lstrip()
+        messages = [{"role": "user", "content": request.user}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        body: dict[str, Any] = {
+            "model": settings.model,
+            "messages": messages,
+            settings.output_tokens_parameter: settings.max_output_tokens,
+        }
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if mode == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        elif mode == "json_schema":
+            schema = {"name": request.output, "strict": True, "schema": json_schema_of(request.output)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+    def _explained(self, error: openai.APIError, request: Request, mode: str) -> HltmError:
+        """Return the SDK's error as one of ours: this request's alone, or the end of the run."""
+        what = retrying.describe_error(error)
+        if not isinstance(error, openai.APIStatusError):
+            return LlmError(f"{UNAVAILABLE}: {what} in at most {self._settings.max_attempts} tries")
+        codes, words = retrying.error_codes(error), error_words(error)
+        if codes & _FILTER_CODES:
+            return LlmError(f"{FILTERED}: {what}")
+        stop = retrying.stop_error(
+            error,
+            section="llm",
+            model=self._settings.model,
+            api_key_env=self._settings.api_key_env,
+        )
+        if stop is not None:
+            return stop
+        if error.status_code == 413 or codes & _LONG_CODES or _has(words, _LONG_WORDS):
+            return LlmError(f"{TOO_LONG}: the input exceeds the model's context: {what}")
+        if retrying.is_temporary_error(error):
+            return LlmError(f"{UNAVAILABLE}: {what} in at most {self._settings.max_attempts} tries")
+        return self._wrong_setting(error, request, mode) or LlmError(f"{REFUSED}: {what}")
+
+    def _wrong_setting(
+        self, error: openai.APIStatusError, request: Request, mode: str
+    ) -> LlmStopError | None:
+        """Return the setting to change, where the endpoint refuses one of our parameters."""
+        if error.status_code not in _REFUSALS:
+            return None
+        what, words, sent = retrying.describe_error(error), error_words(error), self._settings
+        if mode != "text" and concerns_format(error):
+            return LlmStopError(
+                f"the endpoint refuses llm.structured_output {mode!r}: {what}; set it to 'auto'"
+            )
+        named = str(error.param or "") or (words if _has(words, _PARAMETER_WORDS) else "")
+        limits = ("max_tokens", "max_completion_tokens")
+        if _has(request.user, (*limits, "temperature")) and not error.param:
+            return None  # the endpoint may repeat the input: a document must not stop the run
+        if _has(named, limits):
+            other = limits[sent.output_tokens_parameter == limits[0]]
+            return LlmStopError(
+                f"llm.model {sent.model!r} refuses {sent.output_tokens_parameter} = "
+                f"{sent.max_output_tokens}: {what}; set llm.output_tokens_parameter = {other!r}, "
+                "or lower llm.max_output_tokens"
+            )
+        if sent.temperature is not None and "temperature" in named:
+            return LlmStopError(
+                f"llm.model {sent.model!r} refuses temperature = {sent.temperature}: {what}; "
+                "remove llm.temperature"
+            )
+        return None
+
+
+def to_completion(raw: object, *, latency_s: float) -> Completion:
+    """Return a chat completion's JSON as our own record.
+
+    Raises:
+        NoAnswerError: No choice in it (some gateways report their errors with status 200).
+    """
+    body = raw if isinstance(raw, Mapping) else {}
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise retrying.NoAnswerError("HTTP 200 without a choice in its body")
+    choice = choices[0]
+    message = choice.get("message")
+    message = message if isinstance(message, Mapping) else {}
+    usage = body.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    return Completion(
+        text=_content(message.get("content")),
+        finish_reason="refusal" if message.get("refusal") else str(choice.get("finish_reason") or ""),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        latency_s=latency_s,
+    )
+
+
+def _content(content: object) -> str:
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _has(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)

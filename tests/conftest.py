@@ -1,0 +1,15 @@
+"""A skipped test is a failure where HLTM_NO_SKIPS is set, as `make test` and CI do."""
+
+import os
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turn a run with skipped tests into a failed one."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if os.environ.get("HLTM_NO_SKIPS") and skipped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line(f"{len(skipped)} tests were skipped; none may be", red=True)
