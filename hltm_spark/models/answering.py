@@ -11,7 +11,7 @@ REPAIR = "repair/response"
 EXTRACTIVE = "extractive"
 
 OnCompletion = Callable[[Request, Completion, bool], None]
-"""Told of every paid answer as it arrives: the request, the answer, and whether it could be used."""
+"""Told of every paid answer as it arrives: request, answer, and whether it could be used."""
 
 
 def ask(

@@ -88,7 +88,11 @@ class FacetReader:
 
     def _item(self, item: Any) -> None:
         """Take one element of a list of facets."""
-        if isinstance(item, dict) and isinstance(item.get("name"), str) and item.keys() & _VALUE_KEYS:
+        if (
+            isinstance(item, dict)
+            and isinstance(item.get("name"), str)
+            and item.keys() & _VALUE_KEYS
+        ):
             self._value(item["name"], self._stated(item), sources=self._cited(item), depth=0)
         elif isinstance(item, dict):
             self._read_any(item)

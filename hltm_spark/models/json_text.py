@@ -47,8 +47,9 @@ def find_object(text: str, *, keys: Collection[str], may_repair: bool) -> tuple[
 
     Args:
         text: The whole answer.
-        keys: Wanted keys; `questionAnswers` and `Question Answers` are `question_answers`. Of several objects the one with most of them is taken, of equal ones the
-            last: a draft or an example comes before the answer.
+        keys: Wanted keys; `questionAnswers` and `Question Answers` are `question_answers`. Of
+            several objects the one with most of them is taken, of equal ones the last: a draft or
+            an example comes before the answer.
         may_repair: Damaged but closed JSON is mended; only for an answer that ended by itself.
 
     Raises:
@@ -60,7 +61,9 @@ def find_object(text: str, *, keys: Collection[str], may_repair: bool) -> tuple[
     for piece in _closed_objects(_without_thinking(text)):
         read = _read(piece, may_repair=may_repair)
         damaged += read is None
-        renamed = [(names.get(_squeeze(key), key), value) for key, value in read.pairs] if read else []
+        renamed = (
+            [(names.get(_squeeze(key), key), value) for key, value in read.pairs] if read else []
+        )
         if any(key in keys for key, _ in renamed):
             found.append(JsonObject.from_pairs(renamed))
     if not found:

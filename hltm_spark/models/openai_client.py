@@ -13,7 +13,13 @@ from typing import Any
 import openai
 
 from hltm_spark.core.config import EmbeddingSettings, LlmSettings
-from hltm_spark.core.errors import EnvironmentProblem, HltmError, LlmError, LlmStopError, SettingsError
+from hltm_spark.core.errors import (
+    EnvironmentProblem,
+    HltmError,
+    LlmError,
+    LlmStopError,
+    SettingsError,
+)
 from hltm_spark.models import retrying
 from hltm_spark.models.llm import FILTERED, REFUSED, TOO_LONG, UNAVAILABLE, Completion, Request
 from hltm_spark.models.parsing import json_schema_of
@@ -27,8 +33,16 @@ NO_KEY = "none"
 _FILTER_CODES = frozenset(
     {"content_filter", "content_policy_violation", "responsibleaipolicyviolation"}
 )
-_LONG_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
-_LONG_WORDS = ("context length", "context size", "context window", "maximum context", "prompt is too long")
+_LONG_CODES = frozenset(
+    {"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"}
+)
+_LONG_WORDS = (
+    "context length",
+    "context size",
+    "context window",
+    "maximum context",
+    "prompt is too long",
+)
 _PARAMETER_WORDS = ("unsupported", "not support", "unrecognized", "unknown", "not permitted",
                     "too large", "unexpected")  # fmt: skip
 _REFUSALS = frozenset({400, 422})
@@ -150,7 +164,11 @@ class OpenAiClient:
         if mode == "json_object":
             body["response_format"] = {"type": "json_object"}
         elif mode == "json_schema":
-            schema = {"name": request.output, "strict": True, "schema": json_schema_of(request.output)}
+            schema = {
+                "name": request.output,
+                "strict": True,
+                "schema": json_schema_of(request.output),
+            }
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
 
@@ -223,7 +241,9 @@ def to_completion(raw: object, *, latency_s: float) -> Completion:
     usage = usage if isinstance(usage, Mapping) else {}
     return Completion(
         text=_content(message.get("content")),
-        finish_reason="refusal" if message.get("refusal") else str(choice.get("finish_reason") or ""),
+        finish_reason="refusal"
+        if message.get("refusal")
+        else str(choice.get("finish_reason") or ""),
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         latency_s=latency_s,

@@ -28,7 +28,7 @@ _ENDED = frozenset({"stop", "end_turn", "eos", "stop_sequence", "completed", "en
 _CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 _STOPPED = frozenset({"content_filter", "safety", "recitation", "blocklist", "prohibited_content"})
 _APOLOGY = re.compile(
-    r"\s*(?:i['\u2019]m sorry|i am sorry|sorry\b|i apologi[sz]e|i can(?:no|['\u2019])t\b|i can not\b"
+    r"\s*(?:i['\u2019]m sorry|i am sorry|sorry\b|i apologi[sz]e|i can(?:no|['\u2019])t\b"
     r"|i['\u2019]m (?:unable|not able)|i am (?:unable|not able)|i won['\u2019]t\b|as an ai\b)",
     re.IGNORECASE,
 )
@@ -142,7 +142,9 @@ class _Reader:
 
     def _question_answers(self, raw: Any) -> list[dict[str, Any]]:
         if isinstance(raw, JsonObject):
-            raw = [raw] if "question" in raw else [{"question": q, "answer": a} for q, a in raw.pairs]
+            raw = (
+                [raw] if "question" in raw else [{"question": q, "answer": a} for q, a in raw.pairs]
+            )
         if not isinstance(raw, list):
             raise LlmError(f"{MALFORMED}: question_answers is {type(raw).__name__}, wanted a list")
         found = [pair for item in raw if (pair := self._pair(item))]

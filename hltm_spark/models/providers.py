@@ -1,7 +1,7 @@
 """The client that conf names. Heavy packages are imported only when they are chosen."""
 
 from hltm_spark.core.config import EmbeddingSettings, Settings
-from hltm_spark.models.embedders import Embedder
+from hltm_spark.models.embedders import Embedder, WordLlamaEmbedder
 from hltm_spark.models.llm import LlmClient
 
 
@@ -28,8 +28,6 @@ def make_embedder(settings: EmbeddingSettings) -> Embedder:
         EnvironmentProblem: The variable with the key is not set.
     """
     if settings.provider == "wordllama":
-        from hltm_spark.models.wordllama_embedder import WordLlamaEmbedder  # noqa: PLC0415
-
         return WordLlamaEmbedder(settings)
     from hltm_spark.models.openai_embedder import OpenAiEmbedder  # noqa: PLC0415  # 1.2 s to import
 

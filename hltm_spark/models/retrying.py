@@ -8,6 +8,7 @@ are ever shown.
 
 import email.utils
 import logging
+import math
 import random
 import re
 import time
@@ -27,7 +28,7 @@ _NO_MONEY = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_exhausted"}
 )
 _CODE = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
-_LOGGERS = ("openai", "httpx2", "httpcore2")
+_LOGGERS = ("openai", "httpx", "httpx2")
 
 
 class NoAnswerError(Exception):
@@ -143,7 +144,9 @@ def retry_after_s(error: BaseException, *, now: float | None = None) -> float | 
     if seconds is None:
         seconds = _number(headers.get("retry-after"), unit=1.0)
     if seconds is None:
-        seconds = _seconds_until(headers.get("retry-after"), now=time.time() if now is None else now)
+        seconds = _seconds_until(
+            headers.get("retry-after"), now=time.time() if now is None else now
+        )
     return None if seconds is None else max(0.0, seconds)
 
 
@@ -178,7 +181,7 @@ def _number(text: str | None, *, unit: float) -> float | None:
         seconds = float(text or "") * unit
     except ValueError:
         return None
-    return seconds if seconds == seconds and abs(seconds) != float("inf") else None
+    return seconds if math.isfinite(seconds) else None
 
 
 def _seconds_until(date: str | None, *, now: float) -> float | None:

@@ -1,0 +1,505 @@
+"""A scripted OpenAI-compatible server for the whole test suite: real HTTP, no model.
+
+    with serve_llm() as server:
+        settings = LlmSettings(provider="openai", model="fake", base_url=server.base_url)
+
+It reads the prompt it gets, as a model would: ids of `<document id=...>` and `<child id=...>`,
+`Label: value` lines, the wanted keys; and it answers with correct JSON that cites those ids.
+Faults come from a script: a list of replies for the first requests (None: answer normally), or a
+function of the call.
+
+    with serve_llm(script=[rate_limited("0"), None]) as server: ...
+    with serve_llm(script=lambda call: filtered() if "doc-23" in call.prompt else None) as server: ...
+"""
+
+import hashlib
+import html
+import json
+import math
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_ITEM = re.compile(r'<(document|child|memory)\b[^>]*?\bid="([^"]*)"[^>]*>\n(.*?)\n</\1>', re.DOTALL)
+_SOURCE_TAG = re.compile(r'<(?:document|child|memory)\b[^>]*?\b(?:node_)?id="([^"]*)"')
+_LABELLED = re.compile(r"^(?:- )?([A-Za-z][\w .-]{0,40}): (\S.*)$", re.MULTILINE)
+_KEYS = ("facets", "rationale", "question_answers", "summary", "one_sentence_summary", "answer",
+         "citation")  # fmt: skip
+_NO_FACETS = frozenset({"facets", "summary", "question-answer pairs"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What differs from a correct answer.
+
+    Attributes:
+        status: HTTP status; other than 200 an error body is sent.
+        error: Body of the `error` object.
+        headers: Further response headers.
+        body: Whole response body, in place of everything else.
+        rewrite: Changes the text of a correct answer.
+        finish_reason: Of the choice.
+        refusal: `message.refusal`, with no content.
+        delay_s: Seconds to wait before anything is sent.
+        is_reset: The connection is cut instead of an answer.
+    """
+
+    status: int = 200
+    error: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    rewrite: Callable[[str], str] | None = None
+    finish_reason: str | None = "stop"
+    refusal: str | None = None
+    delay_s: float = 0.0
+    is_reset: bool = False
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One request that the server got.
+
+    Attributes:
+        path: Path of the URL, with the query.
+        body: JSON of the request; {} for GET.
+        headers: In lower case.
+        status: Status that was sent; 0 for a reset connection.
+        number: Position among all requests, from 0.
+    """
+
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str]
+    number: int
+    status: int = 0
+
+    @property
+    def system(self) -> str:
+        return self._message("system")
+
+    @property
+    def user(self) -> str:
+        return self._message("user")
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.system}\n{self.user}"
+
+    @property
+    def response_format(self) -> str:
+        return str(self.body.get("response_format", {}).get("type", "text"))
+
+    def _message(self, role: str) -> str:
+        messages = self.body.get("messages", [])
+        return "\n".join(m["content"] for m in messages if m["role"] == role)
+
+
+Script = Sequence[Reply | None] | Callable[[Call], Reply | None]
+
+
+class LlmServer:
+    """A running server.
+
+    Attributes:
+        base_url: Root of its API.
+        calls: Every request so far, in order of arrival.
+        peak: Most requests that were in the server at once.
+    """
+
+    def __init__(self, script: Script, *, dimension: int) -> None:
+        self.script = script
+        self.dimension = dimension
+        self.calls: list[Call] = []
+        self.peak = 0
+        self._in_flight = 0
+        self._lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = True
+        self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def chats(self) -> list[Call]:
+        """Chat completion requests so far."""
+        return [call for call in list(self.calls) if "/chat/completions" in call.path]
+
+    @property
+    def embeddings(self) -> list[Call]:
+        """Embedding requests so far."""
+        return [call for call in list(self.calls) if "/embeddings" in call.path]
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def enter(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[Call, Reply]:
+        """Log one request and return what to do with it."""
+        with self._lock:
+            call = Call(path=path, body=body, headers=headers, number=len(self.calls))
+            self.calls.append(call)
+            self._in_flight += 1
+            self.peak = max(self.peak, self._in_flight)
+        if callable(self.script):
+            reply = self.script(call)
+        else:
+            reply = self.script[call.number] if call.number < len(self.script) else None
+        return call, reply or Reply()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+
+
+@contextmanager
+def serve_llm(script: Script = (), *, dimension: int = 64) -> Iterator[LlmServer]:
+    """Run a server for the time of a with block.
+
+    Args:
+        script: Replies for the first requests, or a function that names one for each request.
+        dimension: Length of embeddings, where a request does not ask for another.
+    """
+    server = LlmServer(script, dimension=dimension)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# ---- replies -------------------------------------------------------------------------------------
+
+
+def error(status: int, *, code: str | None = None, message: str = "no", **more: Any) -> Reply:
+    """Answer an error as OpenAI writes it; `type` and `param` may follow."""
+    return Reply(status=status, error={"message": message, "code": code, **more})
+
+
+def rate_limited(retry_after: str | None = "0", **headers: str) -> Reply:
+    """Answer HTTP 429, with Retry-After unless None."""
+    asked = {} if retry_after is None else {"retry-after": retry_after}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return replace(error(429, code="rate_limit_exceeded"), headers=asked | named)
+
+
+def insufficient_quota() -> Reply:
+    """Answer HTTP 429 for an account without credit."""
+    return error(429, code="insufficient_quota", type="insufficient_quota")
+
+
+def unauthorized() -> Reply:
+    """Answer HTTP 401."""
+    return error(401, code="invalid_api_key")
+
+
+def unknown_model() -> Reply:
+    """Answer HTTP 404 as for a model that does not exist."""
+    return error(404, code="model_not_found")
+
+
+def server_error(status: int = 500) -> Reply:
+    """Answer a 5xx."""
+    return error(status, message="internal error")
+
+
+def format_refused() -> Reply:
+    """Answer HTTP 400 because of `response_format`."""
+    return error(400, message="json_schema is not supported here", param="response_format")
+
+
+def too_long() -> Reply:
+    """Answer HTTP 400 for an input beyond the model's context."""
+    return error(400, code="context_length_exceeded", param="messages")
+
+
+def content_filter_error() -> Reply:
+    """Answer HTTP 400 for an input that the provider's filter stopped."""
+    return error(400, code="content_filter")
+
+
+def filtered() -> Reply:
+    """Answer 200, stopped by the content filter."""
+    return Reply(finish_reason="content_filter", rewrite=lambda _: "")
+
+
+def refused() -> Reply:
+    """Answer 200 with a refusal and no content."""
+    return Reply(refusal="I can't help with that.")
+
+
+def apology() -> Reply:
+    """Answer 200 with an apology where JSON was asked for."""
+    return text("I'm sorry, I can't help with that.")
+
+
+def text(content: str, finish_reason: str | None = "stop") -> Reply:
+    """Answer 200 with this text."""
+    return Reply(rewrite=lambda _: content, finish_reason=finish_reason)
+
+
+def empty() -> Reply:
+    """Answer 200 with no text."""
+    return text("")
+
+
+def fenced() -> Reply:
+    """Answer correctly, in a fence between prose."""
+    return Reply(rewrite=lambda right: f"Sure!\r\n```json\r\n{right}\r\n```\r\nSee [docs].")
+
+
+def broken_json() -> Reply:
+    """Answer the right text without its last brackets, as if it had ended by itself."""
+    return Reply(rewrite=lambda right: right[: len(right) * 2 // 3].rstrip('"}] ,'))
+
+
+def truncated() -> Reply:
+    """Answer the first half, cut off at the output limit."""
+    return Reply(rewrite=lambda right: right[: len(right) // 2], finish_reason="length")
+
+
+def invented_ids(*ids: str) -> Reply:
+    """Answer correctly, but cite these ids (`T2/P-7` unless given) beside the right ones."""
+    return Reply(rewrite=lambda right: _with_ids(right, ids or ("T2/P-7",)))
+
+
+def reset() -> Reply:
+    """Cut the connection."""
+    return Reply(is_reset=True)
+
+
+def delayed(seconds: float) -> Reply:
+    """Answer correctly, later."""
+    return Reply(delay_s=seconds)
+
+
+def raw(body: bytes, **headers: str) -> Reply:
+    """Answer 200 with this body."""
+    return Reply(body=body, headers=headers)
+
+
+# ---- right answers -------------------------------------------------------------------------------
+
+
+def right_answer(call: Call) -> str:
+    """Return what a careful model would write for a prompt, as JSON text."""
+    keys = wanted_keys(call)
+    if "answer" in keys:
+        return json.dumps(_query_answer(call), ensure_ascii=False)
+    written = _views(call)
+    return json.dumps({key: written[key] for key in keys}, ensure_ascii=False)
+
+
+def wanted_keys(call: Call) -> tuple[str, ...]:
+    """Return the response keys that a request wants: from its schema, or else its instructions."""
+    schema = call.body.get("response_format", {}).get("json_schema", {}).get("schema", {})
+    if properties := schema.get("properties"):
+        return tuple(properties)
+    instructions = call.system + re.sub(r"<(\w+)\b[^>]*>.*?</\1>", "", call.user, flags=re.DOTALL)
+    if is_repair(call):
+        named = re.search(r"^Keys: (.*)$", call.user, re.MULTILINE)
+        instructions = named[1] if named else instructions
+    keys = tuple(key for key in _KEYS if f'"{key}"' in instructions)
+    return keys or ("facets",)
+
+
+def is_repair(call: Call) -> bool:
+    """Return True for the request that asks to mend an answer."""
+    return "You repair an answer" in call.system
+
+
+def source_ids(call: Call) -> list[str]:
+    """Return the ids that a prompt shows, in order."""
+    return [html.unescape(shown) for shown in _SOURCE_TAG.findall(call.user)]
+
+
+def _views(call: Call) -> dict[str, Any]:
+    by_value = _labelled(call)
+    node = re.search(r"^Node: (.*)$", call.user, re.MULTILINE)
+    level = re.search(r"^Level: (.*)$", call.user, re.MULTILINE)
+    name = html.unescape(node[1]) if node else "the node"
+    ids = source_ids(call)
+    pairs = [
+        {"question": f"What is the {label} of {name}?", "answer": value, "sources": sources}
+        for (label, value), sources in by_value.items()
+    ] or [{"question": f"What is {name} about?", "answer": _first_words(call), "sources": ids}]
+    said = "; ".join(
+        f"{label} is {value} [{', '.join(s)}]" for (label, value), s in by_value.items()
+    )
+    short = "; ".join(f"{label} is {value}" for label, value in by_value)
+    of_level = level[1] if level else "node"
+    return {
+        "facets": _facets(call, by_value),
+        "rationale": f"{len(ids)} inputs were read.",
+        "question_answers": pairs[:10],
+        "summary": f"The {of_level} {name}: {said or _first_words(call)}.",
+        "one_sentence_summary": f"The {of_level} {name}: {short or _first_words(call)}."[:300],
+    }
+
+
+def _labelled(call: Call) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for _, shown, block in _ITEM.findall(call.user):
+        for label, value in _LABELLED.findall(block):
+            if label.lower() not in _NO_FACETS:
+                found.setdefault((label.lower(), value.strip()), []).append(html.unescape(shown))
+    return found
+
+
+def _facets(call: Call, by_value: dict[tuple[str, str], list[str]]) -> Any:
+    if call.response_format == "json_schema":
+        return [
+            {"name": label, "values": [value], "sources": sources}
+            for (label, value), sources in by_value.items()
+        ]
+    facets: dict[str, list[dict[str, Any]]] = {}
+    for (label, value), sources in by_value.items():
+        facets.setdefault(label, []).append({"value": value, "sources": sources})
+    return {label: values[0] if len(values) == 1 else values for label, values in facets.items()}
+
+
+def _first_words(call: Call) -> str:
+    blocks = _ITEM.findall(call.user)
+    words = (blocks[0][2] if blocks else call.user).split()
+    return " ".join(words[:12]) or "nothing"
+
+
+def _query_answer(call: Call) -> dict[str, Any]:
+    ids = source_ids(call)
+    said = _first_words(call) if ids else "This is not in memory."
+    return {"rationale": f"{len(ids)} memories were read.", "answer": said, "citation": ids[:5]}
+
+
+def _with_ids(right: str, ids: Sequence[str]) -> str:
+    answer = json.loads(right)
+    for pair in answer.get("question_answers", []):
+        pair["sources"] = [*ids, *pair["sources"]]
+    if "citation" in answer:
+        answer["citation"] = [*ids, *answer["citation"]]
+    facets = answer.get("facets")
+    for item in facets if isinstance(facets, list) else _values(facets or {}):
+        item["sources"] = [*ids, *item["sources"]]
+    return json.dumps(answer)
+
+
+def _values(facets: dict[str, Any]) -> list[dict[str, Any]]:
+    return [v for value in facets.values() for v in (value if isinstance(value, list) else [value])]
+
+
+def hashed_vector(content: str, *, dimension: int) -> list[float]:
+    """Return a unit vector of a text's words: equal texts are equal, shared words are near."""
+    vector = [0.0] * dimension
+    for word in re.findall(r"\w+", content.lower()) or [content]:
+        digest = hashlib.sha256(word.encode("utf-8", "surrogatepass")).digest()
+        vector[int.from_bytes(digest[:4], "big") % dimension] += 1.0 if digest[4] % 2 else -1.0
+    norm = math.sqrt(sum(x * x for x in vector))
+    return [x / norm for x in vector] if norm else [1.0] + [0.0] * (dimension - 1)
+
+
+# ---- http ----------------------------------------------------------------------------------------
+
+
+def _handler(server: LlmServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._serve({})
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("content-length") or 0)
+            self._serve(json.loads(self.rfile.read(length) or b"{}"))
+
+        def _serve(self, body: dict[str, Any]) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            call, reply = server.enter(self.path, body, headers)
+            try:
+                time.sleep(reply.delay_s)
+                if reply.is_reset:
+                    self._cut()
+                else:
+                    self._send(call, reply)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client did not wait
+            finally:
+                server.leave()
+
+        def _cut(self) -> None:
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            self.connection.close()
+
+        def _send(self, call: Call, reply: Reply) -> None:
+            call.status = reply.status
+            if reply.body is not None:
+                content = reply.body
+            elif reply.status != 200:
+                content = json.dumps({"error": reply.error}).encode()
+            else:
+                content = json.dumps(_answer(server, call, reply)).encode()
+            headers = {"content-type": "application/json"} | reply.headers
+            self.send_response(call.status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+def _answer(server: LlmServer, call: Call, reply: Reply) -> dict[str, Any]:
+    if "/embeddings" in call.path:
+        return _embeddings(server, call)
+    if "/chat/completions" in call.path:
+        return _chat(call, reply)
+    return {"object": "list", "data": [{"id": "fake", "object": "model"}]}
+
+
+def _chat(call: Call, reply: Reply) -> dict[str, Any]:
+    content: str | None = None
+    if reply.refusal is None:
+        content = right_answer(call)
+        content = reply.rewrite(content) if reply.rewrite else content
+    message = {"role": "assistant", "content": content, "refusal": reply.refusal}
+    tokens = (len(call.prompt) // 4, len(content or "") // 4)
+    usage = {
+        "prompt_tokens": tokens[0],
+        "completion_tokens": tokens[1],
+        "total_tokens": sum(tokens),
+    }
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason}
+    return {
+        "id": f"chatcmpl-{call.number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": call.body.get("model", "fake"),
+        "choices": [choice],
+        "usage": usage,
+    }
+
+
+def _embeddings(server: LlmServer, call: Call) -> dict[str, Any]:
+    given = call.body["input"]
+    texts = [given] if isinstance(given, str) else given
+    dimension = call.body.get("dimensions", server.dimension)
+    data = [
+        {"object": "embedding", "index": i, "embedding": hashed_vector(t, dimension=dimension)}
+        for i, t in enumerate(texts)
+    ]
+    tokens = sum(len(t) // 4 for t in texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": call.body.get("model"), "usage": usage}
