@@ -9,7 +9,7 @@ Faults come from a script: a list of replies for the first requests (None: answe
 function of the call.
 
     with serve_llm(script=[rate_limited("0"), None]) as server: ...
-    with serve_llm(script=lambda call: filtered() if "doc-23" in call.prompt else None) as server: ...
+    with serve_llm(script=lambda c: filtered() if "doc-23" in c.prompt else None) as server: ...
 """
 
 import hashlib
@@ -120,7 +120,9 @@ class LlmServer:
         self.peak = 0
         self._in_flight = 0
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"llm": self})
+        )
         self._http.daemon_threads = True
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -309,6 +311,8 @@ def wanted_keys(call: Call) -> tuple[str, ...]:
         named = re.search(r"^Keys: (.*)$", call.user, re.MULTILINE)
         instructions = named[1] if named else instructions
     keys = tuple(key for key in _KEYS if f'"{key}"' in instructions)
+    if "citation" not in keys:
+        keys = tuple(key for key in keys if key != "answer")  # that of a question-answer pair
     return keys or ("facets",)
 
 
@@ -408,57 +412,55 @@ def hashed_vector(content: str, *, dimension: int) -> list[float]:
 # ---- http ----------------------------------------------------------------------------------------
 
 
-def _handler(server: LlmServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    llm: LlmServer
+    protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            self._serve({})
+    def do_GET(self) -> None:
+        self._serve({})
 
-        def do_POST(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
-            self._serve(json.loads(self.rfile.read(length) or b"{}"))
+    def do_POST(self) -> None:
+        length = int(self.headers.get("content-length") or 0)
+        self._serve(json.loads(self.rfile.read(length) or b"{}"))
 
-        def _serve(self, body: dict[str, Any]) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            call, reply = server.enter(self.path, body, headers)
-            try:
-                time.sleep(reply.delay_s)
-                if reply.is_reset:
-                    self._cut()
-                else:
-                    self._send(call, reply)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the client did not wait
-            finally:
-                server.leave()
-
-        def _cut(self) -> None:
-            linger = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self.close_connection = True
-            self.connection.close()
-
-        def _send(self, call: Call, reply: Reply) -> None:
-            call.status = reply.status
-            if reply.body is not None:
-                content = reply.body
-            elif reply.status != 200:
-                content = json.dumps({"error": reply.error}).encode()
+    def _serve(self, body: dict[str, Any]) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        call, reply = self.llm.enter(self.path, body, headers)
+        try:
+            time.sleep(reply.delay_s)
+            if reply.is_reset:
+                self._cut()
             else:
-                content = json.dumps(_answer(server, call, reply)).encode()
-            headers = {"content-type": "application/json"} | reply.headers
-            self.send_response(call.status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+                self._send(call, reply)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the client did not wait
+        finally:
+            self.llm.leave()
 
-        def log_message(self, *args: Any) -> None:
-            """Say nothing."""
+    def _cut(self) -> None:
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.close()
 
-    return Handler
+    def _send(self, call: Call, reply: Reply) -> None:
+        call.status = reply.status
+        if reply.body is not None:
+            content = reply.body
+        elif reply.status != 200:
+            content = json.dumps({"error": reply.error}).encode()
+        else:
+            content = json.dumps(_answer(self.llm, call, reply)).encode()
+        headers = {"content-type": "application/json"} | reply.headers
+        self.send_response(call.status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
 
 
 def _answer(server: LlmServer, call: Call, reply: Reply) -> dict[str, Any]:

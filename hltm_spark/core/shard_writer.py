@@ -9,7 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +103,14 @@ class ShardWriter:
         self._lexical = _Lexical(window=settings.views.evidence.context_window)
         self._is_lexical = settings.views.evidence.enabled
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files; without `close` before, the folder holds no manifest and is no version."""
+        for part in (*self._tables.values(), *self._vectors.values()):
+            part.release()
+
     def add(
         self, kind: str, keys: tuple[str, ...], body: Mapping[str, Any], vector: bytes | None
     ) -> None:
@@ -174,6 +182,9 @@ class _Table:
         self._file.close()
         return self._count
 
+    def release(self) -> None:
+        self._file.close()
+
     def _flush(self) -> None:
         if self._rows:
             self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
@@ -204,6 +215,9 @@ class _FlatIndex:
         self._file.write(self._header())
         self._file.close()
         return self._count
+
+    def release(self) -> None:
+        self._file.close()
 
     def _header(self) -> bytes:
         """Return the header as faiss.write_index writes it for an IndexFlatIP."""

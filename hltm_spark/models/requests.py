@@ -29,6 +29,7 @@ class NodePrompts:
         model: Model name of the ledger.
         parameters: Fingerprint of what else changes an answer (temperature, limits, declared
             facets for the extractive provider).
+        max_questions: Question-answer pairs kept of one answer.
     """
 
     prompts: Mapping[str, Prompt]
@@ -36,6 +37,7 @@ class NodePrompts:
     layout: str
     model: str
     parameters: str
+    max_questions: int
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
@@ -48,6 +50,7 @@ class NodePrompts:
             layout=settings.views.layout,
             model=settings.llm.model_name,
             parameters=_parameters(settings),
+            max_questions=settings.views.max_questions,
         )
 
     def request(self, node: NodeInput, task: str, *, summary: str | None = None) -> Request:
@@ -118,4 +121,4 @@ def _parameters(settings: Settings) -> str:
         parts: list[Any] = [facet.model_dump(mode="json") for facet in settings.facets]
         views = settings.views.model_dump(mode="json", include={"min_support", "min_questions", "max_questions"})
         return fingerprint(parts, views, settings.hints.model_dump(mode="json"), settings.level_names)
-    return fingerprint(llm.temperature, llm.max_output_tokens)
+    return fingerprint(llm.temperature, llm.max_output_tokens, settings.views.max_questions)

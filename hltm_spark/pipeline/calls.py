@@ -172,8 +172,7 @@ class _Caller:
     def _ask(self, row: dict[str, Any], paid: list[dict[str, Any]]) -> None:
         node = NodeInput.from_dict(json.loads(row["payload"]))
         prompts = self.call.prompts
-        task = row["task"]
-        request = prompts.request(node, task, summary=row["summary"])
+        request = prompts.request(node, row["task"], summary=row["summary"])
         self._check_size(request)
 
         def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
@@ -182,7 +181,14 @@ class _Caller:
             self.journal.append(answer)
             paid.append(answer)
 
-        ask(self.client, request, source_ids=node.source_ids, on_completion=record)
+        ask(
+            self.client,
+            request,
+            source_ids=node.source_ids,
+            on_completion=record,
+            max_questions=prompts.max_questions,
+            repair=prompts.prompts[REPAIR],
+        )
 
     def _check_size(self, request: Request) -> None:
         limit = self.call.settings.budgets.max_input_tokens
@@ -201,16 +207,15 @@ def _paid(
 ) -> dict[str, Any]:
     is_repair = sent.task == REPAIR
     prompts = call.prompts
-    task_id = sent.task
     own_hash = row["request_hash"]
     if is_repair:
         own_hash = fingerprint(row["request_hash"], sent.system, sent.user)
-    prompt = prompts.prompts.get(task_id)
+    prompt = prompts.prompts.get(sent.task)
     return {
         **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "level")},
         "request_hash": own_hash,
         "repair_of": row["request_hash"] if is_repair else None,
-        "task": task_id,
+        "task": sent.task,
         "model": prompts.model,
         "prompt_fingerprint": prompt.fingerprint if prompt else "",
         "finish_reason": completion.finish_reason,

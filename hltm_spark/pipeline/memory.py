@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from hltm_spark.core.errors import LlmError
+from hltm_spark.core.prompts import TASKS
 from hltm_spark.core.records import NodeInput, fingerprint
 from hltm_spark.core.views import assemble_views
 from hltm_spark.models.parsing import parse_answer
@@ -52,7 +52,7 @@ def second_requests(inputs: DataFrame, answered: DataFrame, prompts: NodePrompts
     def requests(given: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for row in given:
             node = NodeInput.from_dict(json.loads(row["payload"]))
-            summary = _parse(row["response"], "summary", node)["summary"]
+            summary = _parse(row["response"], "summary", node, prompts)["summary"]
             for task in WAVES[prompts.layout][1]:
                 request = prompts.request(node, task, summary=summary)
                 yield {
@@ -80,21 +80,21 @@ def assemble(
     entries = F.array_sort(F.collect_list(F.struct("task", "response")))
     responses = answered.groupBy("tenant_id", "node_id").agg(entries.alias("responses"))
     rows = inputs.drop("requests").join(responses, ["tenant_id", "node_id"], "left")
-    tasks = tuple(task for wave in WAVES[prompts.layout] for task in wave)
-    return map_rows(rows, lambda r: written_nodes(r, tasks=tasks, run_id=run_id), WRITTEN)
+    return map_rows(rows, lambda r: written_nodes(r, prompts, run_id=run_id), WRITTEN)
 
 
 def written_nodes(
-    rows: Iterable[Mapping[str, Any]], *, tasks: tuple[str, ...], run_id: str
+    rows: Iterable[Mapping[str, Any]], prompts: NodePrompts, *, run_id: str
 ) -> Iterator[dict[str, Any]]:
     """Yield `WRITTEN` rows; a node with a failed task or a missing child is `partial`."""
+    tasks = TASKS[prompts.layout]
     for row in rows:
         node = NodeInput.from_dict(json.loads(row["payload"]))
         responses = {entry["task"]: entry["response"] for entry in row["responses"] or ()}
         fields: dict[str, Any] = {}
         for task in tasks:
             if task in responses:
-                fields |= _parse(responses[task], task, node)
+                fields |= _parse(responses[task], task, node, prompts)
         views = assemble_views(node, fields).to_dict()
         failed = [task for task in tasks if task not in responses]
         yield {
@@ -151,9 +151,12 @@ def merge_memory(written: DataFrame, removed: DataFrame, root: Root) -> None:
     )
 
 
-def _parse(response: str, task: str, node: NodeInput) -> dict[str, Any]:
-    """Return the fields of an answer that the call stage found usable; empty if rules changed."""
-    try:
-        return parse_answer(response, "stop", output=task, source_ids=node.source_ids).fields
-    except LlmError:
-        return {}
+def _parse(response: str, task: str, node: NodeInput, prompts: NodePrompts) -> dict[str, Any]:
+    """Return the fields of an answer on record; the call stage found it usable by the same rules."""
+    return parse_answer(
+        response,
+        "stop",
+        output=task,
+        source_ids=node.source_ids,
+        max_questions=prompts.max_questions,
+    ).fields

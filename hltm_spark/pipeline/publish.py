@@ -137,16 +137,17 @@ def write_shards(
     """
     for (tenant_id, state), group in groupby(rows, lambda r: (r["tenant_id"], r["state"])):
         folder = Path(staging) / uuid.uuid4().hex
-        writer = ShardWriter(
+        with ShardWriter(
             folder,
             tenant_id=tenant_id,
             embedding_model=settings.embedding.model_name,
             dimension=settings.embedding.dimension,
             settings=settings,
-        )
-        for row in group:
-            writer.add(KINDS[row["kind"]], tuple(row["keys"]), json.loads(row["body"]), row["vector"])
-        writer.close()
+        ) as writer:
+            for row in group:
+                kind, keys = KINDS[row["kind"]], tuple(row["keys"])
+                writer.add(kind, keys, json.loads(row["body"]), row["vector"])
+            writer.close()
         yield {"tenant_id": tenant_id, "state": state, "folder": str(folder)}
 
 

@@ -1,0 +1,434 @@
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hltm_spark.core.config import LlmSettings
+from hltm_spark.core.errors import EnvironmentProblem, LlmError, LlmStopError, SettingsError
+from hltm_spark.models import retrying
+from hltm_spark.models.llm import Completion, Request
+from hltm_spark.models.openai_client import OpenAiClient
+from hltm_spark.models.parsing import json_schema_of, parse_answer
+from tests import llm_server as replies
+from tests.llm_server import Call, LlmServer, Reply, serve_llm
+
+SECRET = "the applicant's secret"
+KEY = "sk-test-key"
+
+REQUEST = Request(
+    task="leaf/facets",
+    output="facets",
+    system='Answer with JSON: {"facets": {}}',
+    user=f'<document id="d1">\ncity: Oulu\n{SECRET}\n</document>',
+)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[LlmServer]:
+    with serve_llm() as running:
+        yield running
+
+
+def client(server: LlmServer, **settings: Any) -> OpenAiClient:
+    given = {"provider": "openai", "model": "gpt-test", "base_url": server.base_url}
+    return OpenAiClient(LlmSettings(**given | settings))
+
+
+def complete(script: replies.Script, **settings: Any) -> tuple[Completion, LlmServer]:
+    with serve_llm(script) as server:
+        asked = client(server, **settings)
+        try:
+            return asked.complete(REQUEST), server
+        finally:
+            asked.close()
+
+
+def failure(script: replies.Script, **settings: Any) -> tuple[Exception, LlmServer]:
+    with serve_llm(script) as server:
+        asked = client(server, **settings)
+        with pytest.raises((LlmError, LlmStopError)) as raised:
+            asked.complete(REQUEST)
+        asked.close()
+    message = str(raised.value)
+    assert SECRET not in message
+    assert KEY not in message
+    assert "127.0.0.1" not in message
+    return raised.value, server
+
+
+def always(reply: Reply) -> replies.Script:
+    return lambda _: reply
+
+
+# ---- what is sent and what comes back
+
+
+def test_a_request_sends_only_what_is_set(server: LlmServer) -> None:
+    asked = client(server)
+
+    completion = asked.complete(REQUEST)
+    asked.close()
+
+    body = server.chats[0].body
+    assert body.keys() == {"model", "messages", "max_completion_tokens", "response_format"}
+    assert [m["role"] for m in body["messages"]] == ["system", "user"]
+    assert body["response_format"]["json_schema"]["schema"] == json_schema_of("facets")
+    assert server.chats[0].headers["authorization"] == f"Bearer {KEY}"
+    assert completion.finish_reason == "stop"
+    assert completion.prompt_tokens > 0
+    assert completion.completion_tokens > 0
+    assert completion.latency_s > 0
+    parsed = parse_answer(
+        completion.text, completion.finish_reason, output="facets", source_ids=["d1"]
+    )
+    assert parsed.fields["facets"] == [{"name": "city", "value": "Oulu", "sources": ["d1"]}]
+
+
+def test_parameters_are_named_as_the_model_wants_them(server: LlmServer) -> None:
+    asked = client(
+        server,
+        temperature=0.0,
+        max_output_tokens=77,
+        output_tokens_parameter="max_tokens",
+        structured_output="text",
+    )
+
+    asked.complete(REQUEST)
+    asked.close()
+
+    body = server.chats[0].body
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 77)
+    assert "max_completion_tokens" not in body
+    assert "response_format" not in body
+
+
+def test_azure_puts_the_deployment_into_the_url(server: LlmServer) -> None:
+    asked = client(server, provider="azure", base_url=server.base_url.removesuffix("/v1"))
+
+    asked.complete(REQUEST)
+    asked.close()
+
+    call = server.chats[0]
+    assert call.path.startswith("/openai/deployments/gpt-test/chat/completions?api-version=2024-")
+    assert call.headers["api-key"] == KEY
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "finish_reason"),
+    [
+        ({"content": "x"}, "x", "stop"),
+        ({"content": None}, "", "stop"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab", "stop"),
+        ({"content": None, "refusal": "no"}, "", "refusal"),
+        (None, "", "stop"),
+    ],
+)
+def test_servers_may_shape_their_message_as_they_like(
+    message: Any, text: str, finish_reason: str
+) -> None:
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": None})
+
+    completion, _ = complete([replies.raw(body.encode())])
+
+    assert (completion.text, completion.finish_reason) == (text, finish_reason)
+    assert (completion.prompt_tokens, completion.completion_tokens) == (0, 0)
+
+
+# ---- keys and settings
+
+
+def test_a_missing_key_is_said_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    monkeypatch.setenv("MY_KEY", " ")
+
+    for name in ("OPENAI_API_KEY", "MY_KEY"):
+        with pytest.raises(EnvironmentProblem, match=f"variable {name} .llm.api_key_env. is not"):
+            OpenAiClient(LlmSettings(provider="openai", model="m", api_key_env=name))
+
+
+def test_a_server_of_ones_own_needs_no_key(
+    server: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+
+    asked = client(server)
+    asked.complete(REQUEST)
+    asked.close()
+
+    assert server.chats[0].headers["authorization"] == "Bearer none"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"provider": "azure"}, "llm.base_url must be the Azure endpoint"),
+        ({"provider": "openai", "base_url": "localhost:8000"}, "must start with http"),
+    ],
+)
+def test_a_base_url_that_cannot_work_is_said_before_any_call(
+    settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        OpenAiClient(LlmSettings(model="m", **settings))
+
+
+def test_a_key_with_strange_characters_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "“sk-secret”")
+
+    with pytest.raises(EnvironmentProblem, match="no key has") as raised:
+        OpenAiClient(LlmSettings(provider="openai", model="m"))
+
+    assert "secret" not in str(raised.value)
+
+
+# ---- temporary errors
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        replies.rate_limited(),
+        replies.rate_limited(None),
+        replies.error(408),
+        replies.error(409),
+        replies.server_error(502),
+        replies.server_error(503),
+        replies.reset(),
+        replies.raw(b"<html>a gateway's page</html>"),
+        replies.raw(b'{"error": {"code": 502}}'),
+        replies.raw(b"half a bo", **{"content-type": "text/html"}),
+    ],
+)
+def test_a_temporary_error_is_tried_again(reply: Reply) -> None:
+    completion, server = complete([reply, reply, None])
+
+    assert "Oulu" in completion.text
+    assert len(server.chats) == 3
+
+
+def test_one_row_under_a_lasting_limit_costs_max_attempts_requests() -> None:
+    error, server = failure(always(replies.rate_limited()), max_attempts=4)
+
+    assert isinstance(error, LlmError)
+    assert str(error).startswith("unavailable: HTTP 429 (rate_limit_exceeded)")
+    assert len(server.chats) == 4
+
+
+def test_a_slow_answer_is_a_temporary_error() -> None:
+    error, server = failure(always(replies.delayed(1.0)), timeout_s=0.1, max_attempts=2)
+
+    assert str(error).startswith("unavailable: no answer within the time limit")
+    assert len(server.chats) == 2
+
+
+def test_a_wait_that_ends_after_max_retry_s_is_not_begun() -> None:
+    error, server = failure(always(replies.rate_limited("60")), max_retry_s=5.0)
+
+    assert str(error).startswith("unavailable: ")
+    assert len(server.chats) == 1
+
+
+def test_a_server_that_does_not_answer_at_all_is_unavailable() -> None:
+    with serve_llm() as server:
+        asked = client(server, max_attempts=2)
+    with pytest.raises(LlmError, match="^unavailable: no connection"):
+        asked.complete(REQUEST)
+    asked.close()
+
+
+# ---- errors that end the run
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (replies.insufficient_quota(), "quota behind llm.model 'gpt-test' is used up"),
+        (replies.error(402), "quota"),
+        (replies.unauthorized(), "OPENAI_API_KEY .llm.api_key_env"),
+        (replies.error(403), "OPENAI_API_KEY"),
+        (replies.unknown_model(), "does not know llm.model 'gpt-test'"),
+        (replies.error(400, code="model_not_found"), "does not know llm.model"),
+        (
+            replies.error(400, code="unsupported_parameter", param="max_completion_tokens"),
+            "set llm.output_tokens_parameter = 'max_tokens'",
+        ),
+        (
+            replies.error(422, message="[{'loc': ['body', 'max_completion_tokens'], 'msg': "
+                                       "'Extra inputs are not permitted'}]"),
+            "set llm.output_tokens_parameter = 'max_tokens'",
+        ),
+        (
+            replies.error(400, code="unsupported_value", param="temperature"),
+            "remove llm.temperature",
+        ),
+    ],
+)  # fmt: skip
+def test_a_permanent_error_stops_the_run_after_one_request(reply: Reply, words: str) -> None:
+    error, server = failure(always(reply), temperature=0.2)
+
+    assert isinstance(error, LlmStopError)
+    with pytest.raises(LlmStopError, match=words):
+        raise error
+    assert len(server.chats) == 1
+
+
+# ---- errors of one request
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (replies.too_long(), "too_long"),
+        (replies.error(413), "too_long"),
+        (replies.error(400, message="This model's maximum context length is 8 tokens"), "too_long"),
+        (replies.error(400, type="exceed_context_size_error"), "too_long"),
+        (replies.content_filter_error(), "filtered"),
+        (replies.error(400, innererror={"code": "ResponsibleAIPolicyViolation"}), "filtered"),
+        (replies.error(403, code="content_filter"), "filtered"),
+        (replies.error(400, message=f"cannot take: {SECRET}"), "refused"),
+        (replies.error(422), "refused"),
+    ],
+)
+def test_an_error_of_one_request_fails_it_alone_after_one_try(reply: Reply, kind: str) -> None:
+    reply = Reply(status=reply.status, error={"code": None} | reply.error)
+
+    error, server = failure(always(reply))
+
+    assert isinstance(error, LlmError)
+    assert str(error).startswith(f"{kind}: ")
+    assert len(server.chats) == 1
+
+
+def test_an_endpoint_that_repeats_a_document_cannot_stop_the_run() -> None:
+    request = Request(task="t", output="facets", system="JSON", user="unsupported: temperature")
+    with serve_llm(always(replies.error(400, message="bad: unsupported: temperature"))) as server:
+        asked = client(server, temperature=0.5)
+
+        with pytest.raises(LlmError, match="^refused: "):
+            asked.complete(request)
+        asked.close()
+
+
+# ---- structured output
+
+
+def refuses(*formats: str, reply: Reply) -> replies.Script:
+    def script(call: Call) -> Reply | None:
+        return reply if call.response_format in formats else None
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("reply", "refused", "seen"),
+    [
+        (replies.format_refused(), ["json_schema"], ["json_schema", "json_object"]),
+        (replies.server_error(500), ["json_schema"], ["json_schema", "json_object"]),
+        (
+            replies.error(422, message="response_format: unknown"),
+            ["json_schema", "json_object"],
+            ["json_schema", "json_object", "text"],
+        ),
+    ],
+)
+def test_structured_output_steps_down_once_for_all_rows(
+    reply: Reply, refused: list[str], seen: list[str]
+) -> None:
+    with serve_llm(refuses(*refused, reply=reply)) as server:
+        asked = client(server)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: asked.complete(REQUEST), range(24)))
+        asked.close()
+
+    formats = [call.response_format for call in server.chats]
+    assert formats[: len(seen)] == seen
+    assert formats[len(seen) :] == [seen[-1]] * 23
+
+
+def test_requests_run_together_once_the_format_is_known() -> None:
+    together = threading.Barrier(4)
+
+    def script(call: Call) -> Reply | None:
+        if call.number:
+            together.wait(timeout=10)
+        return None
+
+    with serve_llm(script) as server:
+        asked = client(server)
+        asked.complete(REQUEST)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: asked.complete(REQUEST), range(4)))
+        asked.close()
+
+    assert server.peak == 4
+
+
+def test_http_500_after_an_answer_in_json_schema_is_a_fault_like_any_other() -> None:
+    with serve_llm([None, replies.server_error(500), None]) as server:
+        asked = client(server)
+
+        asked.complete(REQUEST)
+        asked.complete(REQUEST)
+        asked.close()
+
+    assert [call.response_format for call in server.chats] == ["json_schema"] * 3
+
+
+def test_a_format_that_was_set_by_hand_is_not_changed() -> None:
+    error, server = failure(always(replies.format_refused()), structured_output="json_schema")
+
+    assert isinstance(error, LlmStopError)
+    assert "set it to 'auto'" in str(error)
+    assert len(server.chats) == 1
+
+
+def test_a_failed_first_request_leaves_the_format_open_for_the_next() -> None:
+    with serve_llm([replies.too_long(), replies.format_refused(), None]) as server:
+        asked = client(server)
+
+        with pytest.raises(LlmError, match="^too_long"):
+            asked.complete(REQUEST)
+        asked.complete(REQUEST)
+        asked.close()
+
+    assert [c.response_format for c in server.chats] == [
+        "json_schema",
+        "json_schema",
+        "json_object",
+    ]
+
+
+def test_json_object_requests_hold_the_word_json(server: LlmServer) -> None:
+    asked = client(server, structured_output="json_object")
+
+    asked.complete(REQUEST)
+    asked.complete(Request(task="t", output="facets", system="", user="hello"))
+    asked.close()
+
+    assert server.chats[0].system == REQUEST.system
+    assert server.chats[1].system == "Answer with one JSON object."
+
+
+# ---- logs
+
+
+def test_prompts_are_not_logged_at_debug_level(
+    server: LlmServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        asked = client(server)
+        asked.complete(REQUEST)
+        asked.close()
+
+    assert SECRET not in caplog.text
