@@ -1,9 +1,9 @@
 """The reader: answers inside one subtree of a published memory, without Spark or Java.
 
-    from serving import MemoryReader
+from serving import MemoryReader
 
-    memory = MemoryReader.open("shards/", settings="conf/hiring.toml")
-    answer = memory.scope("acme/seat-42").answer("typical location for ML hires?")
+memory = MemoryReader.open("shards/", settings="conf/hiring.toml")
+answer = memory.scope("acme/seat-42").answer("typical location for ML hires?")
 """
 
 from hltm_spark.core.errors import (

@@ -1,17 +1,21 @@
-"""From what was recalled to an answer: the context within its budget, one call, a checked citation."""
+"""From what was recalled to an answer: the context in its budget, one call, a checked citation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, zip_longest
+from pathlib import Path
 from typing import Any
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.prompts import escape_attribute, escape_text, load_prompt
+from hltm_spark.core.prompts import Prompt, escape_attribute, escape_text, load_prompt
 from hltm_spark.models.answering import ask
 from hltm_spark.models.llm import Completion, LlmClient, Request
-from hltm_spark.models.requests import guidance_text
 from hltm_spark.models.tokens import estimate_tokens
 from serving.results import Context, Hit, Usage
+
+SHOWN_DOCUMENTS = 3
+"""Document ids that the prompt shows with a hit."""
 
 
 @dataclass(slots=True)
@@ -41,18 +45,9 @@ class Meter:
 def read_query(
     client: LlmClient, query: str, settings: Settings, meter: Meter
 ) -> list[tuple[str, str]]:
-    """Return the query as facets; the whole query where none is found in it."""
-    prompt = load_prompt("query/facets")
-    system, user = prompt.render(
-        {"query": escape_text(query), "guidance": guidance_text(settings)}
-    )
-    request = Request(
-        task=prompt.prompt_id,
-        output=prompt.output,
-        system=system,
-        user=user,
-        payload={"query": query},
-    )
+    """Return the query as facets; none where the model finds none in it."""
+    values = {"query": escape_text(query), "guidance": _known_facets(settings)}
+    request = _request("query/facets", values, {"query": query}, settings)
     parsed = ask(client, request, source_ids=(), on_completion=meter.record)
     return [(facet["name"], facet["value"]) for facet in parsed.fields["facets"]]
 
@@ -62,16 +57,10 @@ def write_answer(
 ) -> tuple[dict[str, Any], list[Hit]]:
     """Return the fields rationale, answer, citation, and the hits that the model was shown."""
     hits = within_budget(context, settings.retrieval.max_context_tokens)
-    prompt = load_prompt("query/answer")
     shown = "\n".join(render_hit(hit) for hit in hits) or "(none)"
-    system, user = prompt.render({"query": escape_text(context.query), "context": shown})
-    request = Request(
-        task=prompt.prompt_id,
-        output=prompt.output,
-        system=system,
-        user=user,
-        payload={"query": context.query, "context": [_payload(hit) for hit in hits]},
-    )
+    values = {"query": escape_text(context.query), "context": shown}
+    payload = {"query": context.query, "context": [_payload(hit) for hit in hits]}
+    request = _request("query/answer", values, payload, settings)
     ids = tuple(dict.fromkeys(hit.node_id for hit in hits))
     parsed = ask(client, request, source_ids=ids, on_completion=meter.record)
     return parsed.fields, hits
@@ -101,19 +90,56 @@ def render_hit(hit: Hit) -> str:
         "level": hit.level,
         "view": hit.view,
         "time": hit.latest_at,
-        "documents": " ".join(hit.documents[:3]),
+        "documents": " ".join(hit.documents[:SHOWN_DOCUMENTS]),
     }
     attributes = "".join(f' {n}="{escape_attribute(v)}"' for n, v in shown.items() if v)
     return f"<memory{attributes}>{escape_text(_line(hit))}</memory>"
 
 
-def documents_of(citation: Sequence[str], hits: Sequence[Hit], answer: str) -> tuple[str, ...]:
-    """Return the documents behind the cited nodes' hits, those that the answer repeats first."""
-    cited = [hit for node in citation for hit in hits if hit.node_id == node]
+def cited_documents(
+    citation: Sequence[str], hits: Sequence[Hit], answer: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the documents behind the hits of each cited node, those that the answer repeats first.
+
+    Args:
+        citation: Node ids, best first.
+        hits: What the model was shown.
+        answer: What it wrote.
+    """
     said = answer.casefold()
-    repeated = [h for h in cited if (h.answer or h.text).casefold() in said or h.text.casefold() in said]
-    ordered = [*repeated, *cited]
-    return tuple(dict.fromkeys(d for hit in ordered for d in hit.documents))
+    ordered = sorted(hits, key=lambda hit: not _is_repeated(hit, said))
+    return {
+        node: tuple(dict.fromkeys(d for h in ordered if h.node_id == node for d in h.documents))
+        for node in citation
+    }
+
+
+def _known_facets(settings: Settings) -> str:
+    """Return the facet names that nodes are likely to have, for the query to be read in them."""
+    names = [f"- {f.name}: {f.description}".removesuffix(": ") for f in settings.facets]
+    names += [f"- {name}" for name in settings.hints.facets]
+    return "\n".join(["Facet names:", *names]) if names else ""
+
+
+def _is_repeated(hit: Hit, said: str) -> bool:
+    return any(text and text.casefold() in said for text in (hit.answer, hit.text))
+
+
+def _request(
+    prompt_id: str, values: Mapping[str, str], payload: Mapping[str, Any], settings: Settings
+) -> Request:
+    prompt = _prompt(prompt_id, settings.views.prompts)
+    system, user = prompt.render(values)
+    return Request(
+        task=prompt.prompt_id, output=prompt.output, system=system, user=user, payload=payload
+    )
+
+
+@lru_cache
+def _prompt(prompt_id: str, folder: str) -> Prompt:
+    """Return a query prompt of the user's folder; the shipped one where that has none."""
+    own = folder and Path(folder, f"{prompt_id}.md").is_file()
+    return load_prompt(prompt_id, folder=folder if own else None)
 
 
 def _line(hit: Hit) -> str:
@@ -127,8 +153,8 @@ def _line(hit: Hit) -> str:
 
 def _by_turns(context: Context) -> Iterator[list[Hit]]:
     sets = [list(group) for _, group in groupby(context.facets, lambda hit: hit.node_id)]
-    singles: Callable[[Sequence[Hit]], list[list[Hit]]] = lambda hits: [[hit] for hit in hits]  # noqa: E731
-    lists = (sets, singles(context.questions), singles(context.summaries), singles(context.evidence))
+    single = (context.questions, context.summaries, context.evidence)
+    lists = (sets, *([[hit] for hit in hits] for hits in single))
     for turn in zip_longest(*lists):
         yield from (item for item in turn if item)
 

@@ -1,143 +1,187 @@
 """Raw documents as a signal of their own: lexical and vector scores, joined by weights.
 
-The lexical statistics (document frequencies, mean length) come from the scope's own rows, so that
-no sibling changes a ranking. Every signal is normalised within the scope before it is weighted:
-equal rank fusion would lower a good lexical signal.
+A document's terms are its own and, at half the weight for every place, those of its neighbours in
+the same node: a reply rarely repeats what it replies to. The lexical statistics (document
+frequencies, mean length) come from the scope's own rows only, so that no sibling changes a ranking.
+Every signal is normalised within the scope before it is weighted: equal rank fusion would lower a
+good lexical signal.
 """
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from hltm_spark.core.config import Retrieval
+from hltm_spark.core.config import Settings
 from hltm_spark.core.text import to_terms
 from serving.results import Evidence, Hit
 from serving.retrieve import best
-from serving.shard import Floats, Postings, Shard
+from serving.shard import Floats, Ints, Postings, Rows, Shard
 
 K1, B = 1.2, 0.75
 """The usual constants of BM25."""
+DECAY = 0.5
+"""Weight of a neighbour's terms, for every place between."""
 
 
 def evidence_hits(
-    shard: Shard, span: tuple[int, int], query: str, vector: Floats, limits: Retrieval
+    shard: Shard, span: tuple[int, int], query: str, vector: Floats, settings: Settings
 ) -> list[Hit]:
-    """Return the k_evidence best documents of a span of nodes."""
+    """Return the k_evidence best documents of a span of nodes; none where the view is off."""
     view = shard.view("evidence")
     low, high = view.rows_of(*span)
     if high == low or shard.postings is None:
         return []
-    signals = evidence_signals(shard, (low, high), query, vector)
-    weights = limits.evidence.model_dump()
-    total = sum(weights[name] * values for name, values in signals.items())
+    window = settings.views.evidence.context_window
+    signals = evidence_signals(shard, (low, high), query, vector, window=window)
+    weights = settings.retrieval.evidence.model_dump()
+    total = np.zeros(high - low, np.float32)
+    for name, values in signals.items():
+        total += weights[name] * values
+    chosen = best(total, settings.retrieval.k_evidence)
+    documents = raw_documents(shard, [low + i for i in chosen])
     return [
-        _hit(shard, low + i, float(total[i]), {n: float(v[i]) for n, v in signals.items()})
-        for i in best(total, limits.k_evidence)
+        Hit(
+            node_id=document.node_id,
+            level=shard.level(int(view.node[low + i])),
+            view="evidence",
+            score=float(total[i]),
+            text=document.text,
+            name=document.author,
+            documents=(document.doc_id,),
+            latest_at=document.event_time,
+            scores={name: float(values[i]) for name, values in signals.items()},
+        )
+        for i, document in zip(chosen, documents, strict=True)
     ]
 
 
 def evidence_signals(
-    shard: Shard, rows: tuple[int, int], query: str, vector: Floats
+    shard: Shard, rows: tuple[int, int], query: str, vector: Floats, *, window: int
 ) -> dict[str, Floats]:
     """Return every signal of the documents [low, high), each normalised within them.
 
     lexical: BM25 of the document and its neighbours' decayed terms. vector: cosine. parent: BM25
     of the document's node as one text. metadata: 1 where the query names the author.
+
+    Args:
+        shard: The opened version.
+        rows: Evidence rows of whole nodes.
+        query: In words.
+        vector: Of the query, shape (dimension,), unit length.
+        window: Places up to which a neighbour counts.
     """
     low, high = rows
-    view, postings = shard.view("evidence"), shard.postings
-    count = high - low
+    view, count = shard.view("evidence"), high - low
     cosines = np.zeros(count, np.float32)
     with_vector, scored = view.scored(vector[np.newaxis, :], low, high)
     cosines[with_vector - low] = scored[:, 0]
     terms = list(dict.fromkeys(to_terms(query)))
-    frequencies = _frequencies(postings, terms, low, high) if postings else {}
-    lengths = postings.lengths[low:high] if postings else np.ones(count, np.float32)
-    owner = np.unique(view.node[low:high], return_inverse=True)[1]
-    by_node = {t: np.bincount(owner, f).astype(np.float32) for t, f in frequencies.items()}
-    node_scores = bm25(by_node, np.bincount(owner, lengths).astype(np.float32))
+    owner = _owners(view.node[low:high])
+    own, of_node = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    if shard.postings is not None:
+        own, of_node = _lexical(shard.postings, terms, rows, owner, window=window)
     return {
-        "lexical": _standard(bm25(frequencies, lengths)),
+        "lexical": _standard(own),
         "vector": _standard(cosines),
-        "parent": _standard(node_scores)[owner],
+        "parent": of_node,
         "metadata": _named_author(shard, rows, terms),
     }
 
 
-def bm25(frequencies: dict[str, Floats], lengths: Floats) -> Floats:
+def spread(rows: Ints, values: Floats, owner: Rows, *, window: int) -> Floats:
+    """Return the values of all documents, each with its neighbours' decayed ones.
+
+    Args:
+        rows: Documents that have a value, ascending; the others have 0.
+        values: Their values.
+        owner: Node of every document of the scope.
+        window: Places up to which a neighbour counts.
+    """
+    total = np.zeros(len(owner), np.float32)
+    for offset in range(-window, window + 1):
+        target = rows + offset
+        inside = (target >= 0) & (target < len(owner))
+        source, target = rows[inside], target[inside]
+        same = owner[target] == owner[source]
+        total[target[same]] += DECAY ** abs(offset) * values[inside][same]
+    return total
+
+
+def bm25(frequencies: Sequence[Floats], lengths: Floats) -> Floats:
     """Return the BM25 score of every row.
 
     Args:
-        frequencies: Weight of each query term in each row.
+        frequencies: Weight of one query term in each row.
         lengths: Sum of weights of each row.
 
     Source: Robertson and Zaragoza 2009, with the idf that is never negative.
     """
     scores = np.zeros(len(lengths), np.float32)
-    mean = float(lengths.mean()) or 1.0
-    norm = K1 * (1 - B + B * lengths / mean)
-    for weights in frequencies.values():
-        rows = float(np.count_nonzero(weights))
-        if rows:
-            idf = np.log(1 + (len(lengths) - rows + 0.5) / (rows + 0.5))
-            scores += idf * weights * (K1 + 1) / (weights + norm)
+    norm = K1 * (1 - B + B * lengths / (float(lengths.mean()) or 1.0))
+    for weights in frequencies:
+        rows = np.flatnonzero(weights)
+        found = weights[rows]
+        idf = np.log(1 + (len(lengths) - len(rows) + 0.5) / (len(rows) + 0.5))
+        scores[rows] += np.float32(idf * (K1 + 1)) * found / (found + norm[rows])
     return scores
 
 
 def raw_documents(shard: Shard, rows: Sequence[int]) -> list[Evidence]:
     """Return documents by their evidence rows."""
-    import json  # noqa: PLC0415 - only here
-
     view = shard.view("evidence")
-    found = []
-    for row in rows:
-        item = view.row(row)
-        found.append(
-            Evidence(
-                node_id=shard.node_id(int(view.node[row])),
-                doc_id=item["doc_id"],
-                kind=item["kind"] or "",
-                event_time=item["event_time"] or "",
-                author=item["author"] or "",
-                metadata=json.loads(item["metadata"] or "{}"),
-                text=item["text"] or "",
-            )
+    return [
+        Evidence(
+            node_id=shard.node_id(item["node"]),
+            doc_id=item["doc_id"],
+            kind=item["kind"] or "",
+            event_time=item["event_time"] or "",
+            author=item["author"] or "",
+            metadata=json.loads(item["metadata"] or "{}"),
+            text=item["text"] or "",
         )
-    return found
+        for item in view.take(rows)
+    ]
 
 
-def _frequencies(
-    postings: Postings, terms: Sequence[str], low: int, high: int
-) -> dict[str, Floats]:
-    """Return the weights of the terms in the rows [low, high)."""
-    found = {}
+def _lexical(
+    postings: Postings, terms: Sequence[str], rows: tuple[int, int], owner: Rows, *, window: int
+) -> tuple[Floats, Floats]:
+    """Return BM25 of every document, and of its node, normalised over the scope's nodes."""
+    low, high = rows
+    lengths = postings.lengths[low:high]
+    every = np.arange(high - low, dtype=np.int32)
+    of_documents, of_nodes = [], []
     for term in terms:
-        term_id = postings.ids.get(term)
-        if term_id is None:
-            continue
-        begin = int(postings.ends[term_id - 1]) if term_id else 0
-        rows = postings.rows[begin : int(postings.ends[term_id])]
-        first, end = np.searchsorted(rows, [low, high])
-        if first < end:
-            weights = np.zeros(high - low, np.float32)
-            weights[rows[first:end] - low] = postings.weights[begin + first : begin + end]
-            found[term] = weights
-    return found
+        found, counts = postings.of_term(term, low, high)
+        if len(found):
+            of_documents.append(spread(found, counts, owner, window=window))
+            of_nodes.append(_sums(owner[found], counts, int(owner[-1]) + 1))
+    own = bm25(of_documents, spread(every, lengths, owner, window=window))
+    nodes = bm25(of_nodes, _sums(owner, lengths, int(owner[-1]) + 1))
+    return own, _standard(nodes)[owner]
+
+
+def _owners(nodes: Rows) -> Rows:
+    """Return the node of every document, counted from 0; nodes ascend."""
+    begins = np.diff(nodes, prepend=nodes[:1]) != 0
+    owners: Rows = np.cumsum(begins)
+    return owners
+
+
+def _sums(groups: Rows, values: Floats, count: int) -> Floats:
+    sums: Floats = np.bincount(groups, values, minlength=count).astype(np.float32)
+    return sums
 
 
 def _named_author(shard: Shard, rows: tuple[int, int], terms: Sequence[str]) -> Floats:
-    low, high = rows
-    column = shard.view("evidence").table.column("author").slice(low, high - low)
-    codes = column.combine_chunks().dictionary_encode()
-    named = [
-        bool(author) and not set(to_terms(author)).isdisjoint(terms)
-        for author in codes.dictionary.to_pylist()
-    ]
-    if not any(named):
-        return np.zeros(high - low, np.float32)
-    flags = np.asarray([*named, False], np.float32)
-    indices = codes.indices.fill_null(len(named)).to_numpy(zero_copy_only=False)
-    return flags[indices.astype(np.int64)]
+    """Return 1 for the documents whose author the query names, else 0."""
+    authors, codes = shard.authors
+    asked = set(terms)
+    named = np.asarray([not asked.isdisjoint(to_terms(author)) for author in authors], np.float32)
+    flags: Floats = named[codes[rows[0] : rows[1]]]
+    return flags
 
 
 def _standard(values: Floats) -> Floats:
@@ -145,20 +189,5 @@ def _standard(values: Floats) -> Floats:
     deviation = float(values.std())
     if deviation < 1e-9:
         return np.zeros_like(values)
-    return ((values - values.mean()) / deviation).astype(np.float32)
-
-
-def _hit(shard: Shard, row: int, score: float, scores: dict[str, float]) -> Hit:
-    document = raw_documents(shard, [row])[0]
-    node = int(shard.view("evidence").node[row])
-    return Hit(
-        node_id=document.node_id,
-        level=shard.level(node),
-        view="evidence",
-        score=score,
-        text=document.text,
-        name=document.author,
-        documents=(document.doc_id,),
-        latest_at=document.event_time,
-        scores=scores,
-    )
+    standard: npt.NDArray[np.float32] = (values - values.mean()) / np.float32(deviation)
+    return standard

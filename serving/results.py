@@ -81,7 +81,7 @@ class Answer:
 
     Attributes:
         citation: Node ids that the answer stands on, best first; all inside the scope.
-        documents: Ids of the documents behind the cited hits.
+        cited_documents: Ids of the documents behind each cited node's hits, by node id.
         context: What the answer was written from; None for a stored answer.
         mode: `collapsed` or `fast`.
         score: Cosine of the stored question, for `fast`.
@@ -91,12 +91,17 @@ class Answer:
     rationale: str
     answer: str
     citation: tuple[str, ...]
-    documents: tuple[str, ...]
+    cited_documents: Mapping[str, tuple[str, ...]]
     usage: Usage
     seconds: float
     mode: str
     context: Context | None = None
     score: float = 0.0
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Ids of all documents behind the citation, in its order."""
+        return tuple(dict.fromkeys(d for ids in self.cited_documents.values() for d in ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

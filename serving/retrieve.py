@@ -8,16 +8,20 @@
 Three lists come back, not one sum. Equal scores stand in tree order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hltm_spark.core.config import Retrieval
+from hltm_spark.core.records import MAX_DOCUMENTS
 from serving.results import Hit
 from serving.shard import Floats, Rows, Shard, View
 
 
-def facet_hits(shard: Shard, span: tuple[int, int], queries: Floats, limits: Retrieval) -> list[Hit]:
+def facet_hits(
+    shard: Shard, span: tuple[int, int], queries: Floats, limits: Retrieval
+) -> list[Hit]:
     """Return the whole facet sets of the k_facet best nodes of a span of nodes.
 
     Args:
@@ -29,47 +33,47 @@ def facet_hits(shard: Shard, span: tuple[int, int], queries: Floats, limits: Ret
     view = shard.view("facets")
     rows, cosines = view.scored(queries, *view.rows_of(*span))
     nodes, scores = node_scores(view.node[rows], cosines, k_match=limits.k_match)
-    hits = []
+    hits: list[Hit] = []
     for index in best(scores, limits.k_facet):
         node, score = int(nodes[index]), float(scores[index])
-        for item in view.items(*view.rows_of(node, node + 1)):
-            hits.append(_facet_hit(shard, node, item, score))
+        items = view.items(*view.rows_of(node, node + 1))
+        hits += [_facet_hit(shard, node, item, score) for item in items]
     return hits
 
 
-def question_hits(shard: Shard, span: tuple[int, int], query: Floats, limits: Retrieval) -> list[Hit]:
+def question_hits(
+    shard: Shard, span: tuple[int, int], query: Floats, limits: Retrieval
+) -> list[Hit]:
     """Return the k_qa best question-answer pairs of a span of nodes."""
-    view = shard.view("questions")
-    rows, scores = _single(view, span, query)
-    return [
-        question_hit(shard, int(rows[i]), float(scores[i])) for i in best(scores, limits.k_qa)
-    ]
+    rows, scores = _single(shard.view("questions"), span, query)
+    return _question_hits(shard, rows, scores, count=limits.k_qa)
 
 
-def summary_hits(shard: Shard, span: tuple[int, int], query: Floats, limits: Retrieval) -> list[Hit]:
+def fast_hit(shard: Shard, span: tuple[int, int], query: Floats) -> Hit | None:
+    """Return the stored pair whose question is nearest to the query; None without any."""
+    rows, scores = _single(shard.view("questions"), span, query)
+    return next(iter(_question_hits(shard, rows, scores, count=1)), None)
+
+
+def summary_hits(
+    shard: Shard, span: tuple[int, int], query: Floats, limits: Retrieval
+) -> list[Hit]:
     """Return the detailed summaries of the k_summary best nodes of a span."""
     view = shard.view("summaries")
     rows, scores = _single(view, span, query)
+    chosen = best(scores, limits.k_summary)
     return [
-        _summary_hit(shard, view, int(rows[i]), float(scores[i]))
-        for i in best(scores, limits.k_summary)
+        Hit(
+            node_id=shard.node_id(item["node"]),
+            level=shard.level(item["node"]),
+            view="summary",
+            score=float(scores[i]),
+            text=item["summary"] or item["one_sentence_summary"],
+            documents=documents_under(shard, item["node"]),
+            scores={"summary": float(scores[i])},
+        )
+        for i, item in zip(chosen, view.take(rows[chosen]), strict=True)
     ]
-
-
-def question_hit(shard: Shard, row: int, score: float) -> Hit:
-    """Return the hit of one question row."""
-    view = shard.view("questions")
-    item, node = view.row(row), int(view.node[row])
-    return Hit(
-        node_id=shard.node_id(node),
-        level=shard.level(node),
-        view="question",
-        score=score,
-        text=item["question"],
-        answer=item["answer"],
-        documents=tuple(item["documents"] or ()),
-        scores={"question": score},
-    )
 
 
 def node_scores(nodes: Rows, cosines: Floats, *, k_match: int) -> tuple[Rows, Floats]:
@@ -85,33 +89,34 @@ def node_scores(nodes: Rows, cosines: Floats, *, k_match: int) -> tuple[Rows, Fl
 
     Source: HLTM, section 3.5.2: the mean over query facets of the k_match best cosines.
     """
-    if not len(nodes):
-        return nodes, np.zeros(0, np.float32)
-    distinct, starts = np.unique(nodes, return_index=True)
-    totals = np.zeros(len(distinct), np.float64)
-    group = np.searchsorted(distinct, nodes)
-    for column in cosines.T:
-        order = np.lexsort((-column, nodes))
-        rank = np.arange(len(nodes)) - starts[group]
-        totals += np.bincount(
-            group, np.where(rank < k_match, column[order], 0.0), minlength=len(distinct)
-        )
-    return distinct, (totals / (k_match * cosines.shape[1])).astype(np.float32)
+    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+    sizes = np.diff(starts, append=len(nodes))
+    totals = np.zeros(len(starts), np.float64)
+    for size in np.unique(sizes):  # nodes with equally many facets at once: few distinct sizes
+        alike = np.flatnonzero(sizes == size)
+        block = cosines[starts[alike][:, np.newaxis] + np.arange(size)]
+        if size > k_match:
+            block = np.partition(block, size - k_match, axis=1)[:, size - k_match :]
+        totals[alike] = block.sum(axis=(1, 2), dtype=np.float64)
+    return nodes[starts], (totals / (k_match * cosines.shape[1])).astype(np.float32)
 
 
-def best(scores: Sequence[float] | Floats, count: int) -> list[int]:
+def best(scores: Floats, count: int) -> list[int]:
     """Return the positions of the `count` highest scores, best first, ties in order."""
-    order = np.argsort(-np.asarray(scores), kind="stable")
+    candidates = np.arange(len(scores))
+    if 0 < count < len(scores):
+        limit = np.partition(scores, len(scores) - count)[len(scores) - count]
+        candidates = np.flatnonzero(scores >= limit)
+    order = candidates[np.argsort(-scores[candidates], kind="stable")]
     return [int(i) for i in order[:count]]
 
 
-def best_question(shard: Shard, span: tuple[int, int], query: Floats) -> tuple[int, float] | None:
-    """Return row and cosine of the stored question nearest to the query; None without any."""
-    rows, scores = _single(shard.view("questions"), span, query)
-    if not len(rows):
-        return None
-    index = int(np.argmax(scores))
-    return int(rows[index]), float(scores[index])
+def documents_under(shard: Shard, node: int) -> tuple[str, ...]:
+    """Return ids of the first documents at or under a node, in tree order."""
+    view = shard.view("evidence")
+    low, high = view.rows_of(node, int(shard.subtree_end[node]))
+    shown = min(high - low, MAX_DOCUMENTS)
+    return tuple(view.table.column("doc_id").slice(low, shown).to_pylist())
 
 
 def _single(view: View, span: tuple[int, int], query: Floats) -> tuple[Rows, Floats]:
@@ -119,38 +124,34 @@ def _single(view: View, span: tuple[int, int], query: Floats) -> tuple[Rows, Flo
     return rows, cosines[:, 0]
 
 
-def _facet_hit(shard: Shard, node: int, item: dict[str, object], score: float) -> Hit:
-    documents = item["documents"]
+def _question_hits(shard: Shard, rows: Rows, scores: Floats, *, count: int) -> list[Hit]:
+    view, chosen = shard.view("questions"), best(scores, count)
+    return [
+        Hit(
+            node_id=shard.node_id(item["node"]),
+            level=shard.level(item["node"]),
+            view="question",
+            score=float(scores[i]),
+            text=item["question"],
+            answer=item["answer"],
+            documents=tuple(item["documents"] or ()),
+            scores={"question": float(scores[i])},
+        )
+        for i, item in zip(chosen, view.take(rows[chosen]), strict=True)
+    ]
+
+
+def _facet_hit(shard: Shard, node: int, item: Mapping[str, Any], score: float) -> Hit:
     return Hit(
         node_id=shard.node_id(node),
         level=shard.level(node),
         view="facet",
         score=score,
-        text=str(item["value"]),
-        name=str(item["name"]),
-        documents=tuple(documents) if isinstance(documents, list) else (),
-        support=int(str(item["support"])),
-        total=int(str(item["total"])),
-        latest_at=str(item["latest_at"] or ""),
+        text=item["value"],
+        name=item["name"],
+        documents=tuple(item["documents"] or ()),
+        support=item["support"] or 0,
+        total=item["total"] or 0,
+        latest_at=item["latest_at"] or "",
         scores={"facet": score},
     )
-
-
-def _summary_hit(shard: Shard, view: View, row: int, score: float) -> Hit:
-    item, node = view.row(row), int(view.node[row])
-    return Hit(
-        node_id=shard.node_id(node),
-        level=shard.level(node),
-        view="summary",
-        score=score,
-        text=item["summary"] or item["one_sentence_summary"],
-        documents=documents_under(shard, node),
-        scores={"summary": score},
-    )
-
-
-def documents_under(shard: Shard, node: int, *, limit: int = 32) -> tuple[str, ...]:
-    """Return ids of the first documents at or under a node, in tree order."""
-    view = shard.view("evidence")
-    low, high = view.rows_of(node, int(shard.subtree_end[node]))
-    return tuple(view.table.column("doc_id").slice(low, min(high - low, limit)).to_pylist())

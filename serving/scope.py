@@ -4,27 +4,38 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 import numpy as np
 
-from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import ReaderError, ScopeNotFound
+from hltm_spark.core.config import Retrieval, Settings
+from hltm_spark.core.errors import DataError, ReaderError, ScopeNotFound
 from hltm_spark.core.records import Views
 from hltm_spark.core.tree import to_keys, to_node_id
 from hltm_spark.core.views import facet_text
 from hltm_spark.models.embedders import Embedder
 from hltm_spark.models.llm import LlmClient
-from serving.answer import Meter, documents_of, read_query, write_answer
+from serving.answer import Meter, cited_documents, read_query, write_answer
 from serving.evidence import evidence_hits, raw_documents
 from serving.results import Answer, Context, Evidence, Hit, NodeView
-from serving.retrieve import (
-    best_question,
-    facet_hits,
-    question_hit,
-    question_hits,
-    summary_hits,
-)
+from serving.retrieve import facet_hits, fast_hit, question_hits, summary_hits
 from serving.shard import Floats, Shard
+
+Facets = Iterable[tuple[str, str]]
+"""What a query asks about, as (name, value) pairs."""
+
+
+_SMALLEST_NORM = 1e-6
+
+
+class Limits(TypedDict, total=False):
+    """How much of each list comes back, over what `[retrieval]` says; 0 leaves a list out."""
+
+    k_match: int
+    k_facet: int
+    k_qa: int
+    k_summary: int
+    k_evidence: int
 
 
 class Scope:
@@ -49,7 +60,7 @@ class Scope:
         return to_node_id(self._keys)
 
     def retrieve(
-        self, query: str, *, facets: Iterable[tuple[str, str]] | None = None
+        self, query: str, *, facets: Facets | None = None, **limits: Unpack[Limits]
     ) -> Context:
         """Return what the query recalls inside the scope.
 
@@ -57,43 +68,43 @@ class Scope:
             query: In words; not blank.
             facets: (name, value) pairs to match; where not given, the model reads them from the
                 query (one call).
+            limits: k_match, k_facet, k_qa, k_summary, k_evidence, over the settings' own.
 
         Raises:
             ReaderError: The query is blank, or has no vector in this model.
             ScopeNotFound: The node is gone in the version that is current now.
         """
         began, meter = time.perf_counter(), Meter()
-        if not query.strip():
-            raise ReaderError("query is blank; ask something")
+        settings = _limited(self._settings, limits)
+        _check_query(query)
         shard, span = self._bind()
-        pairs = (
-            list(facets)
-            if facets is not None
-            else read_query(self._llm(), query, self._settings, meter)
-        )
-        vectors = self._embed([query, *(facet_text(n, v) for n, v in pairs)])
+        if facets is None:
+            facets = read_query(self._llm(), query, settings, meter)
+        pairs = tuple((str(name), str(value)) for name, value in facets)
+        vectors = self._embed([query, *(facet_text(*pair) for pair in pairs)])
         query_vector, facet_vectors = vectors[0], vectors[1:]
         if not len(facet_vectors):
             facet_vectors = vectors[:1]
-        limits = self._settings.retrieval
+        retrieval = settings.retrieval
         return Context(
             query=query,
-            query_facets=tuple(pairs),
-            facets=tuple(facet_hits(shard, span, facet_vectors, limits)),
-            questions=tuple(question_hits(shard, span, query_vector, limits)),
-            summaries=tuple(summary_hits(shard, span, query_vector, limits)),
-            evidence=tuple(evidence_hits(shard, span, query, query_vector, limits)),
+            query_facets=pairs,
+            facets=tuple(facet_hits(shard, span, facet_vectors, retrieval)),
+            questions=tuple(question_hits(shard, span, query_vector, retrieval)),
+            summaries=tuple(summary_hits(shard, span, query_vector, retrieval)),
+            evidence=tuple(evidence_hits(shard, span, query, query_vector, settings)),
             usage=meter.usage,
             seconds=time.perf_counter() - began,
         )
 
-    def answer(self, query: str, *, facets: Iterable[tuple[str, str]] | None = None) -> Answer:
+    def answer(
+        self, query: str, *, facets: Facets | None = None, **limits: Unpack[Limits]
+    ) -> Answer:
         """Return an answer with its citation: two model calls at most, repairs aside."""
         began = time.perf_counter()
-        context = self.retrieve(query, facets=facets)
-        meter = Meter(
-            context.usage.calls, context.usage.prompt_tokens, context.usage.completion_tokens
-        )
+        context = self.retrieve(query, facets=facets, **limits)
+        usage = context.usage
+        meter = Meter(usage.calls, usage.prompt_tokens, usage.completion_tokens)
         fields, hits = write_answer(self._llm(), context, self._settings, meter)
         citation = tuple(fields["citation"])
         return Answer(
@@ -101,7 +112,7 @@ class Scope:
             rationale=fields["rationale"],
             answer=fields["answer"],
             citation=citation,
-            documents=documents_of(citation, hits, fields["answer"]),
+            cited_documents=cited_documents(citation, hits, fields["answer"]),
             usage=meter.usage,
             seconds=time.perf_counter() - began,
             mode="collapsed",
@@ -116,20 +127,18 @@ class Scope:
             threshold: Cosine from which the answer counts; retrieval.fast_threshold unless given.
         """
         began = time.perf_counter()
-        if not query.strip():
-            raise ReaderError("query is blank; ask something")
+        _check_query(query)
         shard, span = self._bind()
-        found = best_question(shard, span, self._embed([query])[0])
+        hit = fast_hit(shard, span, self._embed([query])[0])
         limit = self._settings.retrieval.fast_threshold if threshold is None else threshold
-        if found is None or found[1] < limit:
+        if hit is None or hit.score < limit:
             return None
-        hit = question_hit(shard, *found)
         return Answer(
             query=query,
             rationale=f"stored answer to: {hit.text}",
             answer=hit.answer,
             citation=(hit.node_id,),
-            documents=hit.documents,
+            cited_documents={hit.node_id: hit.documents},
             usage=Meter().usage,
             seconds=time.perf_counter() - began,
             mode="fast",
@@ -137,16 +146,16 @@ class Scope:
         )
 
     async def aretrieve(
-        self, query: str, *, facets: Iterable[tuple[str, str]] | None = None
+        self, query: str, *, facets: Facets | None = None, **limits: Unpack[Limits]
     ) -> Context:
         """Return what `retrieve` does, without blocking the event loop."""
-        return await asyncio.to_thread(self.retrieve, query, facets=facets)
+        return await asyncio.to_thread(self.retrieve, query, facets=facets, **limits)
 
     async def aanswer(
-        self, query: str, *, facets: Iterable[tuple[str, str]] | None = None
+        self, query: str, *, facets: Facets | None = None, **limits: Unpack[Limits]
     ) -> Answer:
         """Return what `answer` does, without blocking the event loop."""
-        return await asyncio.to_thread(self.answer, query, facets=facets)
+        return await asyncio.to_thread(self.answer, query, facets=facets, **limits)
 
     def evidence(self, what: str | Hit | Answer) -> list[Evidence]:
         """Return raw documents: all under a node, or those that a hit or an answer stands on.
@@ -197,12 +206,15 @@ class Scope:
         return shard.find(keys)
 
     def _embed(self, texts: Sequence[str]) -> Floats:
-        """Return unit vectors; a text without one is an error for the query, left out for facets."""
+        """Return unit vectors; a facet without one is left out, a query without one an error."""
         vectors = self._embedder().embed(list(texts))
         lengths = np.linalg.norm(vectors, axis=1)
-        if not np.isfinite(lengths).all() or lengths[0] < 1e-6:
-            raise ReaderError(f"the embedding model has no vector for this query of {len(texts[0])} characters")
-        return np.ascontiguousarray(vectors[lengths > 1e-6], np.float32)
+        if not np.isfinite(lengths).all() or lengths[0] < _SMALLEST_NORM:
+            raise ReaderError(
+                f"the embedding model has no vector for this query of {len(texts[0])} characters; "
+                "ask it in other words"
+            )
+        return np.ascontiguousarray(vectors[lengths >= _SMALLEST_NORM], np.float32)
 
 
 def checked_keys(node: object) -> tuple[str, ...]:
@@ -213,17 +225,45 @@ def checked_keys(node: object) -> tuple[str, ...]:
     """
     try:
         if isinstance(node, str):
-            return to_keys(node)
-        if isinstance(node, tuple) and node and all(isinstance(key, str) for key in node):
-            return to_keys(to_node_id(node))
-    except ReaderError:
-        raise
-    except Exception as error:
-        raise ScopeNotFound(f"not a node id: {type(error).__name__}") from None
+            return _encodable(to_keys(node))
+        if isinstance(node, tuple) and all(isinstance(key, str) for key in node):
+            return _encodable(to_keys(to_node_id(node)))
+    except (DataError, UnicodeError):
+        raise ScopeNotFound(
+            "this is no node id; join the encoded keys from the tenant down with '/', "
+            "or pass the keys as a tuple"
+        ) from None
     raise ScopeNotFound(
         f"scope takes a node id or a tuple of keys, got {type(node).__name__}; "
         "there is no scope over several tenants"
     )
+
+
+def _encodable(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys; raise UnicodeError where one is no text (half of a surrogate pair)."""
+    "".join(keys).encode()
+    return keys
+
+
+def _check_query(query: str) -> None:
+    if not query.strip():
+        raise ReaderError("query is blank; ask something")
+
+
+def _limited(settings: Settings, limits: Limits) -> Settings:
+    """Return settings with other list lengths."""
+    given = {str(name): value for name, value in limits.items()}
+    if not given:
+        return settings
+    if unknown := given.keys() - Limits.__annotations__.keys():
+        raise ReaderError(
+            f"unknown limit(s) {sorted(unknown)}; known: {list(Limits.__annotations__)}"
+        )
+    for name, value in given.items():
+        if not isinstance(value, int) or value < (name == "k_match"):
+            raise ReaderError(f"{name} must be a whole number and not negative, got {value!r}")
+    retrieval: Retrieval = settings.retrieval.model_copy(update=given)
+    return settings.model_copy(update={"retrieval": retrieval})
 
 
 def _node_view(shard: Shard, row: int, end: int) -> NodeView:

@@ -5,6 +5,7 @@ versions.
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hltm_spark.core.errors import ScopeNotFound, ShardCorrupt
+from hltm_spark.core.errors import ScopeNotFound, ShardCorrupt, ShardNotFound
 from hltm_spark.core.shard import (
     FAISS_HEADER_BYTES,
     VIEWS,
     Manifest,
     current_version,
+    read_pointer,
     verify_shard,
 )
 from hltm_spark.core.tree import to_keys
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
+
+OPEN_TRIES = 10
+"""Versions that may be published and removed while one tenant is being opened."""
 
 
 class View:
@@ -64,10 +70,10 @@ class View:
         cosines = self.vectors[begin:end] @ queries.T
         return self.vector_rows[begin:end], np.clip(cosines, -1.0, 1.0)
 
-    def row(self, index: int) -> dict[str, Any]:
-        """Return one item."""
-        rows: list[dict[str, Any]] = self.table.slice(index, 1).to_pylist()
-        return rows[0]
+    def take(self, rows: Sequence[int] | Rows) -> list[dict[str, Any]]:
+        """Return the items of these rows, in their order."""
+        items: list[dict[str, Any]] = self.table.take(pa.array(rows, pa.int64())).to_pylist()
+        return items
 
     def items(self, low: int, high: int) -> list[dict[str, Any]]:
         """Return the items [low, high)."""
@@ -77,30 +83,39 @@ class View:
 
 @dataclass(frozen=True)
 class Postings:
-    """Lexical index of the evidence, sorted by (term, row).
+    """Own terms of the documents, sorted by (term, row).
 
     Attributes:
         ids: Term id by term.
         ends: End of each term's postings.
         rows: Evidence row of each posting.
-        weights: Weight of the term in the document, its neighbours' share included.
-        lengths: Sum of weights of each document.
+        counts: How often the term stands in that document.
+        lengths: Number of terms of each document.
     """
 
-    ids: dict[str, int]
+    ids: Mapping[str, int]
     ends: Rows
-    rows: Rows
-    weights: Floats
+    rows: Ints
+    counts: Ints
     lengths: Floats
+
+    def of_term(self, term: str, low: int, high: int) -> tuple[Ints, Floats]:
+        """Return the documents of [low, high) that hold a term, counted from low, and how often."""
+        term_id = self.ids.get(term)
+        if term_id is None:
+            return self.rows[:0], self.lengths[:0]
+        begin = int(self.ends[term_id - 1]) if term_id else 0
+        rows = self.rows[begin : int(self.ends[term_id])]
+        first, end = np.searchsorted(rows, [low, high])
+        return rows[first:end] - low, self.counts[begin + first : begin + end].astype(np.float32)
 
 
 class Shard:
-    """One version, opened and checked."""
+    """One version, opened and checked; all of it is in memory, so its folder may be removed."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.version = folder.name
         self.manifest = manifest
-        self._folder = folder
         nodes = _read_table(folder / "nodes.arrow")
         self.nodes = nodes
         self._node_ids = nodes.column("node_id")
@@ -114,18 +129,30 @@ class Shard:
             for view in VIEWS
         }
         self._check_counts()
-        # opened eagerly: after this the version's folder may be removed
-        self.postings = self._read_postings()
+        self.postings = self._read_postings(folder)
 
     @classmethod
     def open(cls, tenant: Path, *, tenant_id: str) -> "Shard":
         """Open the version that CURRENT names.
 
+        A version that was switched away from and removed while it was being opened is no fault:
+        the one that CURRENT names by then is opened instead.
+
         Raises:
             ShardNotFound: The tenant has no published version.
             ShardCorrupt: Files and manifest disagree.
         """
-        folder = tenant / current_version(tenant)
+        tries = OPEN_TRIES
+        while True:
+            pointer, tries = read_pointer(tenant), tries - 1
+            try:
+                return cls._open_version(tenant / current_version(tenant), tenant_id=tenant_id)
+            except (ShardCorrupt, ShardNotFound):
+                if not tries or read_pointer(tenant) == pointer:
+                    raise
+
+    @classmethod
+    def _open_version(cls, folder: Path, *, tenant_id: str) -> "Shard":
         manifest = verify_shard(folder, full=True)
         if manifest.tenant_id != tenant_id:
             raise ShardCorrupt(f"{folder.name} is another tenant's shard; publish again")
@@ -158,6 +185,13 @@ class Shard:
         return to_keys(self.node_id(row))
 
     @cached_property
+    def authors(self) -> tuple[list[str], Ints]:
+        """Distinct authors of the evidence, and the position of each document's author in them."""
+        codes = self.view("evidence").table.column("author").fill_null("").combine_chunks()
+        encoded = codes.dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
+
+    @cached_property
     def document_rows(self) -> dict[str, int]:
         """Evidence row by document id."""
         ids = self.view("evidence").table.column("doc_id").to_pylist()
@@ -175,20 +209,19 @@ class Shard:
                 f"vectors {vectors}; publish the tenant again"
             )
 
-    def _read_postings(self) -> Postings | None:
+    def _read_postings(self, folder: Path) -> Postings | None:
         if "terms.arrow" not in self.manifest.files:
             return None
-        terms = _read_table(self._folder / "terms.arrow")
-        postings = _read_table(self._folder / "postings.arrow")
-        rows = postings.column("row").to_numpy().astype(np.int64)
-        weights = postings.column("weight").to_numpy()
-        count = self.view("evidence").table.num_rows
+        terms = _read_table(folder / "terms.arrow")
+        postings = _read_table(folder / "postings.arrow")
+        rows, counts = postings.column("row").to_numpy(), postings.column("count").to_numpy()
+        documents = self.view("evidence").table.num_rows
         return Postings(
             ids={term: i for i, term in enumerate(terms.column("term").to_pylist())},
             ends=terms.column("end").to_numpy(),
             rows=rows,
-            weights=weights,
-            lengths=np.bincount(rows, weights, minlength=count).astype(np.float32),
+            counts=counts,
+            lengths=np.bincount(rows, counts, minlength=documents).astype(np.float32),
         )
 
 

@@ -96,7 +96,9 @@ def publish_shard(
 def _add_node(writer: ShardWriter, node: Mapping[str, Any], settings: Settings) -> None:
     keys = tuple(node["keys"])
     levels = settings.level_names
-    writer.add("node", keys, {"level": levels[len(keys) - 1], "status": "complete", "latest_at": ""}, None)
+    writer.add(
+        "node", keys, {"level": levels[len(keys) - 1], "status": "complete", "latest_at": ""}, None
+    )
     if node["summary"]:
         body = {"summary": f"In detail: {node['summary']}", "one_sentence_summary": node["summary"]}
         writer.add("summary", keys, body, _vector(node["summary"]))
@@ -113,7 +115,12 @@ def _add_node(writer: ShardWriter, node: Mapping[str, Any], settings: Settings) 
         }
         writer.add("facet", keys, body, _vector(facet_text(name, value)))
     for question, answer in node["questions"].items():
-        body = {"question": question, "answer": answer, "sources": documents, "documents": documents}
+        body = {
+            "question": question,
+            "answer": answer,
+            "sources": documents,
+            "documents": documents,
+        }
         writer.add("question", keys, body, _vector(question))
     for doc_id, text in node["documents"].items():
         body = {"doc_id": doc_id, "kind": "note", "event_time": "", "author": "", "text": text}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import click
 
 from hltm_spark import __version__
+from hltm_spark.cli.dataset import dataset
 from hltm_spark.cli.look import query, runs, show
 from hltm_spark.cli.run import index, ingest, publish, update
-from hltm_spark.cli.dataset import dataset
 from hltm_spark.core.errors import HltmError
 
 STOPPED, WRONG, FAILED = 3, 2, 1

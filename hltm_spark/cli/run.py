@@ -1,16 +1,21 @@
 """Verbs that write: ingest, index, update, publish."""
 
+import importlib.util
+import logging
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from hltm_spark.cli.options import Call, common_options
-from hltm_spark.pipeline.index import publish_only, run_pipeline
-from hltm_spark.pipeline.ingest import ingest as ingest_rows
-from hltm_spark.pipeline.ingest import read_input
-from hltm_spark.pipeline.root import open_root
-from hltm_spark.pipeline.runs import Run
-from hltm_spark.pipeline.session import make_session
+from hltm_spark.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from hltm_spark.pipeline.runs import Run
+
+logger = logging.getLogger("hltm_spark")
 
 
 @click.command()
@@ -32,8 +37,12 @@ from hltm_spark.pipeline.session import make_session
 @common_options
 def ingest(call: Call, inputs: tuple[str, ...], mode: str) -> None:
     """Bring raw documents into the documents table; unchanged rows write nothing."""
+    spark = start_spark("hltm ingest")
+    from hltm_spark.pipeline.ingest import ingest as ingest_rows  # noqa: PLC0415
+    from hltm_spark.pipeline.ingest import read_input  # noqa: PLC0415
+    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+
     root = open_root(call.root)
-    spark = make_session("hltm ingest")
     report = ingest_rows(read_input(spark, inputs), call.settings, root, mode=mode)
     values = asdict(report)
     lines = [
@@ -66,20 +75,40 @@ def update(call: Call, *, is_publishing: bool) -> None:
 @common_options
 def publish(call: Call) -> None:
     """Publish the shards of every tenant whose memory is newer than its shard."""
-    root = open_root(call.root)
-    run = publish_only(make_session("hltm publish"), call.settings, root)
+    spark = start_spark("hltm publish")
+    from hltm_spark.pipeline.index import publish_only  # noqa: PLC0415
+    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+
+    run = publish_only(spark, call.settings, open_root(call.root))
     values = {**run.summary(), "tenants": run.tenants_published, "version": run.documents_version}
     call.report(values, [f"{run.tenants_published} tenants published in {run.seconds:.1f} s"])
 
 
 def _run(call: Call, *, kind: str, is_publishing: bool) -> None:
+    spark = start_spark(f"hltm {kind}")
+    from hltm_spark.pipeline.index import run_pipeline  # noqa: PLC0415
+    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+
     root = open_root(call.root)
-    spark = make_session(f"hltm {kind}")
     run = run_pipeline(spark, call.settings, root, kind=kind, is_publishing=is_publishing)
     call.report(run.summary(), run_lines(run))
 
 
-def run_lines(run: Run) -> list[str]:
+def start_spark(app_name: str) -> "SparkSession":
+    """Return a session; the pipeline is imported here, so that the reader's verbs need no Spark.
+
+    Raises:
+        MissingExtraError: PySpark is not installed.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise MissingExtraError.for_extra(package="pyspark", extra="spark", used_by=app_name)
+    from hltm_spark.pipeline.session import make_session  # noqa: PLC0415
+
+    logger.info("%s: starting Spark", app_name)
+    return make_session(app_name)
+
+
+def run_lines(run: "Run") -> list[str]:
     """Return a run in words."""
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in run.stage_seconds.items())
     return [

@@ -6,7 +6,7 @@
         nodes.arrow        one row a node, in tree order
         summaries.arrow facets.arrow questions.arrow evidence.arrow      one row an item, by node
         summaries.faiss facets.faiss questions.faiss evidence.faiss      flat inner-product indexes
-        terms.arrow postings.arrow                        lexical index of the evidence
+        terms.arrow postings.arrow      the documents' own terms, where the evidence view is on
         provenance.json    run, source versions, time; outside the manifest
 
 Rows are in tree order, so every subtree is a range of rows in every file. A version is written
@@ -28,6 +28,7 @@ from hltm_spark.core.errors import ShardCorrupt, ShardNotFound
 FORMAT_VERSION = 1
 VIEWS = ("summaries", "facets", "questions", "evidence")
 CURRENT, MANIFEST, PROVENANCE = "CURRENT", "manifest.json", "provenance.json"
+_VERSION = re.compile(r"[^./\\][^/\\]*")
 FAISS_HEADER_BYTES = 45
 """Length of a flat index's header; the vectors follow as float32 rows."""
 
@@ -122,22 +123,27 @@ def verify_shard(folder: Path, *, full: bool) -> Manifest:
     return manifest
 
 
+def read_pointer(tenant: Path) -> str:
+    """Return what a tenant's CURRENT says, or an empty string where there is none."""
+    try:
+        return (tenant / CURRENT).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def current_version(tenant: Path) -> str:
     """Return the version that CURRENT names.
 
     Raises:
         ShardNotFound: The tenant has no published version.
     """
-    try:
-        version = (tenant / CURRENT).read_text(encoding="utf-8").strip()
-    except OSError:
-        version = ""
-    if not version or "/" in version or not (tenant / version).is_dir():
+    version = read_pointer(tenant)
+    if not _VERSION.fullmatch(version) or not (tenant / version).is_dir():
         raise ShardNotFound("no published version here; run `hltm publish`")
     return version
 
 
-def publish_version(  # noqa: PLR0913 - the parts of one publication
+def publish_version(
     shards: Path,
     tenant_id: str,
     staged: Path,

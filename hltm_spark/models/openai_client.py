@@ -5,6 +5,7 @@ so is its response model: compatible servers leave out or add what they like, so
 read here, with care.
 """
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -86,6 +87,19 @@ def make_sdk_client(
     return openai.OpenAI(base_url=settings.base_url or OPENAI_URL, api_key=key or NO_KEY, **shared)
 
 
+def post_json(sdk: openai.OpenAI, path: str, body: dict[str, Any]) -> object:
+    """Return the JSON that an endpoint answers.
+
+    Raises:
+        APIError: Any other status than success, or no connection.
+        NoAnswerError: A success whose body is no JSON, such as a gateway's page.
+    """
+    try:
+        return sdk.post(path, body=body, cast_to=object)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise retrying.NoAnswerError("HTTP 200 with a body that is not JSON") from None
+
+
 class OpenAiClient:
     """An `LlmClient` over HTTP. Safe to share between threads."""
 
@@ -119,8 +133,11 @@ class OpenAiClient:
                 except openai.APIError as error:
                     if self._format.step_down(mode, error):
                         continue
+                    if retrying.is_temporary_error(error):
+                        self._format.stop_waiting()
                     raise self._explained(error, request, mode) from None
                 except retrying.NoAnswerError as error:
+                    self._format.stop_waiting()
                     raise LlmError(f"{UNAVAILABLE}: {error}") from None
                 self._format.settle()
                 return completion
@@ -144,16 +161,16 @@ class OpenAiClient:
 
     def _once(self, body: dict[str, Any]) -> Completion:
         started = time.monotonic()
-        raw = self._sdk.post("/chat/completions", body=body, cast_to=object)
+        raw = post_json(self._sdk, "/chat/completions", body)
         return to_completion(raw, latency_s=time.monotonic() - started)
 
     def _body(self, request: Request, mode: str) -> dict[str, Any]:
         settings, system = self._settings, request.system
         if mode == "json_object" and "json" not in f"{system}{request.user}".lower():
             system = f"{system}\n\nAnswer with one JSON object.".lstrip()
-        messages = [{"role": "user", "content": request.user}]
+        messages = [{"role": "user", "content": _encodable(request.user)}]
         if system:
-            messages.insert(0, {"role": "system", "content": system})
+            messages.insert(0, {"role": "system", "content": _encodable(system)})
         body: dict[str, Any] = {
             "model": settings.model,
             "messages": messages,
@@ -255,6 +272,10 @@ def _content(content: object) -> str:
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         return "".join(part for part in parts if isinstance(part, str))
     return content if isinstance(content, str) else ""
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # half surrogates cannot be sent
 
 
 def _count(value: object) -> int:

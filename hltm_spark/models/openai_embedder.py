@@ -17,7 +17,7 @@ from hltm_spark.core.config import EmbeddingSettings
 from hltm_spark.core.errors import EmbeddingError
 from hltm_spark.models import retrying
 from hltm_spark.models.embedders import Vectors, check_no_blanks, unit_rows
-from hltm_spark.models.openai_client import make_sdk_client
+from hltm_spark.models.openai_client import make_sdk_client, post_json
 from hltm_spark.models.tokens import cut_to_tokens, estimate_tokens
 
 MAX_RETRY_S = 300.0
@@ -113,7 +113,7 @@ class OpenAiEmbedder:
             body["dimensions"] = self._settings.dimension
         return retrying.call_with_retries(
             lambda: to_rows(
-                self._sdk.post("/embeddings", body=body, cast_to=object),
+                post_json(self._sdk, "/embeddings", body),
                 count=len(batch),
                 dimension=self._settings.dimension,
             ),

@@ -58,6 +58,11 @@ class FormatChoice:
             self._schema_was_tried = True
             self._is_settled = True
 
+    def stop_waiting(self) -> None:
+        """Let requests run together though the mode is open: the endpoint is down for all."""
+        with self._state:
+            self._is_settled = True
+
     def is_refusal(self, mode: str, error: BaseException) -> bool:
         """Return True where an error says that the server does not know this mode.
 

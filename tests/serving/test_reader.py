@@ -11,7 +11,14 @@ import pytest
 
 from hltm_spark.core.views import facet_text
 from hltm_spark.models.llm import Completion, Request
-from serving import EmbeddingMismatch, MemoryReader, ReaderError, ScopeNotFound, ShardCorrupt, ShardNotFound
+from serving import (
+    EmbeddingMismatch,
+    MemoryReader,
+    ReaderError,
+    ScopeNotFound,
+    ShardCorrupt,
+    ShardNotFound,
+)
 from serving.retrieve import node_scores
 from tests.shards import HashEmbedder, publish_shard, shard_node, shard_settings
 
@@ -88,14 +95,18 @@ def reader(shards: Path, *, llm: FakeLlm | None = None, **sections: Any) -> Memo
     )
 
 
-def nodes_of(memory: MemoryReader, scope: str, query: str = "boiler operator Turku location") -> set[str]:
+def nodes_of(
+    memory: MemoryReader, scope: str, query: str = "boiler operator Turku location"
+) -> set[str]:
     found = memory.scope(scope)
     context = found.retrieve(query, facets=[("location", "Turku"), ("title", "operator")])
     evidence = found.evidence(scope)
     return {hit.node_id for hit in context.hits} | {item.node_id for item in evidence}
 
 
-@pytest.mark.parametrize("scope", ["acme", "acme/S-1", "acme/S-10", "acme/S-1/007", "globex", "globex/S-1"])
+@pytest.mark.parametrize(
+    "scope", ["acme", "acme/S-1", "acme/S-10", "acme/S-1/007", "globex", "globex/S-1"]
+)
 def test_every_view_stays_inside_the_scope(shards: Path, scope: str) -> None:
     found = nodes_of(reader(shards), scope)
 
@@ -122,7 +133,9 @@ def test_what_is_not_a_node_opens_nothing(shards: Path, scope: Any) -> None:
 
 
 def test_keys_and_node_id_name_the_same_scope(shards: Path, tmp_path: Path) -> None:
-    publish_shard(tmp_path / "shards", shard_node("a/b"), shard_node("a/b", "é"), shard_node("a/b", "é", "😀"))
+    publish_shard(
+        tmp_path / "shards", shard_node("a/b"), shard_node("a/b", "é"), shard_node("a/b", "é", "😀")
+    )
     memory = reader(shards)
 
     assert memory.scope(("a/b", "é", "😀")).node_id == memory.scope("a%2Fb/é/😀").node_id
@@ -155,7 +168,9 @@ def test_the_divisor_stays_where_a_node_has_fewer_facets() -> None:
 def test_whole_facet_sets_of_the_best_nodes_come_back(shards: Path) -> None:
     limits = {"k_facet": 1, "k_qa": 1, "k_summary": 1, "k_evidence": 1}
     context = (
-        reader(shards, retrieval=limits).scope("acme").retrieve("x work mode 007", facets=[("title", "boiler operator")])
+        reader(shards, retrieval=limits)
+        .scope("acme")
+        .retrieve("x work mode 007", facets=[("title", "boiler operator")])
     )
 
     assert [hit.name for hit in context.facets] == ["title", "location", "mode"]
@@ -170,10 +185,15 @@ def test_more_hits_than_rows_are_simply_all_rows(shards: Path) -> None:
 
 
 def test_equal_scores_stand_in_tree_order(tmp_path: Path) -> None:
-    twins = [shard_node("acme"), *(shard_node("acme", f"s{n}", summary="same words") for n in range(5))]
+    twins = [
+        shard_node("acme"),
+        *(shard_node("acme", f"s{n}", summary="same words") for n in range(5)),
+    ]
     publish_shard(tmp_path / "shards", *twins)
 
-    context = reader(tmp_path / "shards", retrieval={"k_summary": 5}).scope("acme").retrieve("same words")
+    context = (
+        reader(tmp_path / "shards", retrieval={"k_summary": 5}).scope("acme").retrieve("same words")
+    )
 
     assert [hit.node_id for hit in context.summaries] == [f"acme/s{n}" for n in range(5)]
 
@@ -222,14 +242,21 @@ def test_a_stored_answer_needs_no_call(shards: Path) -> None:
     fast = scope.think_fast("What is the work mode of 007?")
 
     assert fast is not None
-    assert (fast.answer, fast.citation, fast.documents) == ("hybrid", ("acme/S-1/007",), ("d1", "d2"))
+    assert (fast.answer, fast.citation, fast.documents) == (
+        "hybrid",
+        ("acme/S-1/007",),
+        ("d1", "d2"),
+    )
     assert scope.think_fast("Who pays for lunch?") is None
     assert scope.think_fast("work mode?", threshold=0.1) is not None
     assert llm.requests == []
 
 
 def test_a_stored_answer_of_a_sibling_is_not_found(shards: Path) -> None:
-    assert reader(shards).scope("acme/S-1").think_fast("What is the work mode of 7?", threshold=0.999) is None
+    assert (
+        reader(shards).scope("acme/S-1").think_fast("What is the work mode of 7?", threshold=0.999)
+        is None
+    )
 
 
 @pytest.mark.parametrize("query", ["", "  \n", "!!!"])
@@ -267,7 +294,10 @@ def test_refresh_takes_up_a_new_version(shards: Path, tmp_path: Path) -> None:
     memory = reader(shards)
     scope = memory.scope("acme/S-1")
     publish_shard(
-        tmp_path / "shards", shard_node("acme"), shard_node("acme", "S-1", summary="new words"), version="v2"
+        tmp_path / "shards",
+        shard_node("acme"),
+        shard_node("acme", "S-1", summary="new words"),
+        version="v2",
     )
     assert "Turku" in str(scope.retrieve("seat").summaries)
 
@@ -285,7 +315,12 @@ def test_threads_see_one_version_at_a_time(tmp_path: Path) -> None:
         mark = f"mark{number}"
         publish_shard(
             shards,
-            shard_node("acme", summary=f"all {mark}", facets={"mark": mark}, questions={f"which {mark}?": mark}),
+            shard_node(
+                "acme",
+                summary=f"all {mark}",
+                facets={"mark": mark},
+                questions={f"which {mark}?": mark},
+            ),
             version=f"v{number}",
         )
 

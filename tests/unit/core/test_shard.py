@@ -70,7 +70,9 @@ PATHS = st.lists(
 
 
 @given(PATHS)
-def test_subtrees_are_ranges_of_rows(tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]) -> None:
+def test_subtrees_are_ranges_of_rows(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]
+) -> None:
     every = {("t", *path[:n]) for path in paths for n in range(len(path) + 1)}
     ordered = sorted(every)
     levels = [{"name": f"l{n}"} for n in range(5)]
@@ -92,7 +94,10 @@ def test_subtrees_are_ranges_of_rows(tmp_path_factory: pytest.TempPathFactory, p
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "swapped"])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name: str, damage: str) -> None:
     folder = write_shard(tmp_path / "v", NODES)
-    other = write_shard(tmp_path / "w", [*NODES[:2], shard_node("acme", "s1", "008", documents={"d1": "Espoo", "d3": "!?!"})])
+    other = write_shard(
+        tmp_path / "w",
+        [*NODES[:2], shard_node("acme", "s1", "008", documents={"d1": "Espoo", "d3": "!?!"})],
+    )
     file = folder / name
     content = file.read_bytes()
     if damage == "missing":

@@ -72,7 +72,7 @@ def test_a_malformed_answer_is_repaired_by_one_call() -> None:
 def test_a_second_malformed_answer_fails_the_request() -> None:
     client, journal = ScriptedClient(["not JSON", "{}", RIGHT]), Journal()
 
-    with pytest.raises(LlmError, match="^malformed: .*; after one repair: malformed: "):
+    with pytest.raises(LlmError, match=r"^malformed: .*; after one repair: malformed: "):
         asked(client, journal)
 
     assert [usable for *_, usable in journal.kept] == [False, False]
@@ -102,7 +102,7 @@ def test_what_no_repair_can_mend_is_kept_and_not_asked_again(
 def test_the_extractive_provider_is_never_asked_to_repair() -> None:
     client, journal = ScriptedClient(["not JSON", RIGHT], model="extractive"), Journal()
 
-    with pytest.raises(LlmError, match="^malformed: "):
+    with pytest.raises(LlmError, match=r"^malformed: "):
         asked(client, journal)
 
     assert len(client.asked) == 1
@@ -111,7 +111,7 @@ def test_the_extractive_provider_is_never_asked_to_repair() -> None:
 def test_a_call_that_fails_is_not_kept() -> None:
     client, journal = ScriptedClient([LlmError("unavailable: HTTP 503")]), Journal()
 
-    with pytest.raises(LlmError, match="^unavailable: HTTP 503$"):
+    with pytest.raises(LlmError, match=r"^unavailable: HTTP 503$"):
         asked(client, journal)
 
     assert journal.kept == []

@@ -238,10 +238,26 @@ def test_a_wait_that_ends_after_max_retry_s_is_not_begun() -> None:
     assert len(server.chats) == 1
 
 
+def test_a_success_without_an_answer_is_unavailable_in_the_end() -> None:
+    error, server = failure(always(replies.raw(b"<html>")), max_attempts=2)
+
+    assert str(error) == "unavailable: HTTP 200 with a body that is not JSON"
+    assert len(server.chats) == 2
+
+
+def test_text_that_cannot_be_encoded_is_sent_all_the_same(server: LlmServer) -> None:
+    asked = client(server)
+
+    asked.complete(Request(task="t", output="facets", system="JSON", user="a\ud800b"))
+    asked.close()
+
+    assert server.chats[0].user == "a?b"
+
+
 def test_a_server_that_does_not_answer_at_all_is_unavailable() -> None:
     with serve_llm() as server:
         asked = client(server, max_attempts=2)
-    with pytest.raises(LlmError, match="^unavailable: no connection"):
+    with pytest.raises(LlmError, match=r"^unavailable: no connection"):
         asked.complete(REQUEST)
     asked.close()
 
@@ -314,7 +330,7 @@ def test_an_endpoint_that_repeats_a_document_cannot_stop_the_run() -> None:
     with serve_llm(always(replies.error(400, message="bad: unsupported: temperature"))) as server:
         asked = client(server, temperature=0.5)
 
-        with pytest.raises(LlmError, match="^refused: "):
+        with pytest.raises(LlmError, match=r"^refused: "):
             asked.complete(request)
         asked.close()
 
@@ -397,8 +413,25 @@ def test_a_failed_first_request_leaves_the_format_open_for_the_next() -> None:
     with serve_llm([replies.too_long(), replies.format_refused(), None]) as server:
         asked = client(server)
 
-        with pytest.raises(LlmError, match="^too_long"):
+        with pytest.raises(LlmError, match=r"^too_long"):
             asked.complete(REQUEST)
+        asked.complete(REQUEST)
+        asked.close()
+
+    assert [c.response_format for c in server.chats] == [
+        "json_schema",
+        "json_schema",
+        "json_object",
+    ]
+
+
+def test_requests_do_not_queue_behind_an_endpoint_that_is_down() -> None:
+    with serve_llm([replies.server_error(503), replies.server_error(500), None]) as server:
+        asked = client(server, max_attempts=1)
+
+        with pytest.raises(LlmError, match=r"^unavailable"):
+            asked.complete(REQUEST)
+        assert asked._format._is_settled
         asked.complete(REQUEST)
         asked.close()
 

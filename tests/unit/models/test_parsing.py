@@ -59,7 +59,7 @@ def test_an_answer_without_a_finish_reason_is_read_but_not_mended() -> None:
     read = parse_answer('{"facets": {"a": "b"}}', "", output="facets", source_ids=IDS)
 
     assert values(read) == [("a", "b")]
-    with pytest.raises(LlmError, match="^malformed: damaged"):
+    with pytest.raises(LlmError, match=r"^malformed: damaged"):
         parse_answer('{"facets": {"a": "b",}}', "", output="facets", source_ids=IDS)
 
 
@@ -69,8 +69,8 @@ def test_an_answer_without_a_finish_reason_is_read_but_not_mended() -> None:
 def test_every_type_of_facet_value_has_its_rule() -> None:
     parsed = parse(
         '{"facets": {"seats": 12, "share": 0.5, "whole": 3.0, "remote": true, "car": false, '
-        '"salary": null, "cities": ["Oulu", " Vaasa\\n"], "req": {"lang": "fi", "years": {"min": 2}},'
-        ' "": "x", "blank": "  ", "none": [], "a": NaN, "big": 1e999}}'
+        '"salary": null, "cities": ["Oulu", " Vaasa\\n"], "req": {"lang": "fi", '
+        '"years": {"min": 2}}, "": "x", "blank": "  ", "none": [], "a": NaN, "big": 1e999}}'
     )
 
     assert values(parsed) == [
@@ -146,7 +146,7 @@ def test_a_facet_stated_twice_stands_on_the_sources_of_both() -> None:
 
 def test_facets_may_be_empty_but_not_all_unusable() -> None:
     assert parse({"facets": {}}).fields == {"facets": []}
-    with pytest.raises(LlmError, match="^malformed: none of 2 facets"):
+    with pytest.raises(LlmError, match=r"^malformed: none of 2 facets"):
         parse({"facets": {"a": None, "b": ""}})
 
 
@@ -331,15 +331,15 @@ def test_any_answer_is_either_valid_or_an_llm_error(
 
     try:
         parsed = parse(around + answer, output=output)
-    except LlmError as error:
-        assert str(error).partition(":")[0] in {"malformed", "refused"}
-    else:
-        assert tuple(parsed.fields) == OUTPUTS[output]
-        json.dumps(parsed.fields, ensure_ascii=False).encode()
-        for item in parsed.fields.get("facets", []):
-            assert item["name"].strip()
-            assert item["value"].strip()
-            assert set(item["sources"]) <= set(IDS)
+    except LlmError:
+        return
+
+    assert tuple(parsed.fields) == OUTPUTS[output]
+    json.dumps(parsed.fields, ensure_ascii=False).encode()
+    for item in parsed.fields.get("facets", []):
+        assert item["name"].strip()
+        assert item["value"].strip()
+        assert set(item["sources"]) <= set(IDS)
 
 
 # ---- schemas
