@@ -17,7 +17,7 @@ from hltm_spark.core.config import Settings
 from hltm_spark.core.text import to_terms
 from serving.results import Evidence, Hit
 from serving.retrieve import best
-from serving.shard import Floats, Ints, Postings, Rows, Shard
+from serving.shard import Floats, Postings, Rows, Shard
 
 K1, B = 1.2, 0.75
 """The usual constants of BM25."""
@@ -79,7 +79,7 @@ def evidence_signals(
     cosines[with_vector - low] = scored[:, 0]
     terms = list(dict.fromkeys(to_terms(query)))
     owner = _owners(view.node[low:high])
-    own, of_node = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    own = of_node = np.zeros(count, np.float32)
     if shard.postings is not None:
         own, of_node = _lexical(shard.postings, terms, rows, owner, window=window)
     return {
@@ -90,22 +90,30 @@ def evidence_signals(
     }
 
 
-def spread(rows: Ints, values: Floats, owner: Rows, *, window: int) -> Floats:
-    """Return the values of all documents, each with its neighbours' decayed ones.
+def neighbour_weights(owner: Rows, *, window: int) -> list[Floats]:
+    """Return, for every distance up to the window, what a document that far back counts.
 
     Args:
-        rows: Documents that have a value, ascending; the others have 0.
-        values: Their values.
-        owner: Node of every document of the scope.
+        owner: Node of every document of the scope, ascending, shape (n,).
         window: Places up to which a neighbour counts.
+
+    Returns:
+        For distance d the weight of document i for document i + d, and the other way round, shape
+        (n - d,): 0 where they are of different nodes.
     """
-    total = np.zeros(len(owner), np.float32)
-    for offset in range(-window, window + 1):
-        target = rows + offset
-        inside = (target >= 0) & (target < len(owner))
-        source, target = rows[inside], target[inside]
-        same = owner[target] == owner[source]
-        total[target[same]] += DECAY ** abs(offset) * values[inside][same]
+    reach = min(window, len(owner) - 1)
+    return [
+        np.float32(DECAY**distance) * (owner[distance:] == owner[:-distance])
+        for distance in range(1, reach + 1)
+    ]
+
+
+def spread(values: Floats, weights: Sequence[Floats]) -> Floats:
+    """Return the values of all documents, each with its neighbours' decayed ones."""
+    total = values.copy()
+    for distance, weight in enumerate(weights, start=1):
+        total[distance:] += weight * values[:-distance]
+        total[:-distance] += weight * values[distance:]
     return total
 
 
@@ -150,17 +158,19 @@ def _lexical(
 ) -> tuple[Floats, Floats]:
     """Return BM25 of every document, and of its node, normalised over the scope's nodes."""
     low, high = rows
-    lengths = postings.lengths[low:high]
-    every = np.arange(high - low, dtype=np.int32)
+    lengths, node_count = postings.lengths[low:high], int(owner[-1]) + 1
+    weights = neighbour_weights(owner, window=window)
     of_documents, of_nodes = [], []
     for term in terms:
         found, counts = postings.of_term(term, low, high)
         if len(found):
-            of_documents.append(spread(found, counts, owner, window=window))
-            of_nodes.append(_sums(owner[found], counts, int(owner[-1]) + 1))
-    own = bm25(of_documents, spread(every, lengths, owner, window=window))
-    nodes = bm25(of_nodes, _sums(owner, lengths, int(owner[-1]) + 1))
-    return own, _standard(nodes)[owner]
+            own = np.zeros(high - low, np.float32)
+            own[found] = counts
+            of_documents.append(spread(own, weights))
+            of_nodes.append(_sums(owner[found], counts, node_count))
+    documents = bm25(of_documents, spread(lengths, weights))
+    nodes = bm25(of_nodes, _sums(owner, lengths, node_count))
+    return documents, _standard(nodes)[owner]
 
 
 def _owners(nodes: Rows) -> Rows:

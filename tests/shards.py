@@ -30,7 +30,8 @@ class HashEmbedder:
             for term in to_terms(text):
                 row[int(hashlib.sha256(term.encode()).hexdigest()[:8], 16) % DIMENSION] += 1.0
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.divide(rows, lengths, out=rows, where=lengths > 0)
+        np.divide(rows, lengths, out=rows, where=lengths > 0)
+        return rows
 
     def close(self) -> None:
         """Nothing to release."""
@@ -52,9 +53,12 @@ def shard_node(
     facets: Mapping[str, str] | None = None,
     questions: Mapping[str, str] | None = None,
     summary: str = "",
-    documents: Mapping[str, str] | None = None,
+    documents: Mapping[str, str | Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Return one node of a shard: facets by name, answers by question, texts by document id."""
+    """Return one node of a shard: facets by name, answers by question, documents by id.
+
+    A document is its text, or the columns that a test is about.
+    """
     return {
         "keys": keys,
         "facets": facets or {},
@@ -122,9 +126,10 @@ def _add_node(writer: ShardWriter, node: Mapping[str, Any], settings: Settings) 
             "documents": documents,
         }
         writer.add("question", keys, body, _vector(question))
-    for doc_id, text in node["documents"].items():
-        body = {"doc_id": doc_id, "kind": "note", "event_time": "", "author": "", "text": text}
-        writer.add("document", keys, body, _vector(text))
+    for doc_id, given in node["documents"].items():
+        columns = {"text": given} if isinstance(given, str) else dict(given)
+        body = {"doc_id": doc_id, "kind": "note", "event_time": "", "author": "", **columns}
+        writer.add("document", keys, body, _vector(body["text"]))
 
 
 def _vector(text: str) -> bytes | None:

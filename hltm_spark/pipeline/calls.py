@@ -7,6 +7,7 @@ was in flight.
 """
 
 import json
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,17 +42,19 @@ OPEN_REQUEST = struct(
         "payload": TEXT,
     }
 )
-CALLED = struct(
+FAILED = struct(
     {
-        **LLM_CALLS.columns,
-        "failure_kind": TEXT,
-        "failure": TEXT,
+        "tenant_id": TEXT,
+        "tenant_key": TEXT,
+        "node_id": TEXT,
+        "task": TEXT,
+        "kind": TEXT,
+        "reason": TEXT,
         "tries": INTEGER,
+        "run_id": TEXT,
     }
 )
-"""A paid answer, or the failure of a request (`failure_kind` set, `response` null)."""
-
-STOPPED = "stopped"
+"""A request without a usable answer, as its worker noted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,46 +79,44 @@ class CallSettings:
 
 
 def find_answers(requests: DataFrame, ledger: DataFrame) -> DataFrame:
-    """Return the usable answers on record for the requests.
+    """Return the requests that have a usable answer on record, with it.
 
     Args:
         requests: tenant_id, request_hash, and whatever else.
         ledger: Rows of `llm_calls`.
 
     Returns:
-        One row per (tenant_id, request_hash): response. Where a race paid one twice, the same
-        one of the two is taken every time.
+        The requests' columns and response. Where a race paid one request twice, two rows.
     """
-    key = ["tenant_id", "request_hash"]
     usable = ledger.where("is_usable").select(
         "tenant_id", F.coalesce("repair_of", "request_hash").alias("request_hash"), "response"
     )
-    wanted = requests.select(*key).distinct()
-    return usable.join(wanted, key, "left_semi").groupBy(*key).agg(F.min("response").alias("response"))
+    return requests.join(usable, ["tenant_id", "request_hash"])
 
 
-def open_requests(requests: DataFrame, answers: DataFrame) -> DataFrame:
-    """Return the requests without an answer, each once: `OPEN_REQUEST` columns."""
+def open_requests(requests: DataFrame, ledger: DataFrame) -> DataFrame:
+    """Return the requests without a usable answer, each once: `OPEN_REQUEST` columns."""
     key = ["tenant_id", "request_hash"]
+    answered = find_answers(requests.select(*key), ledger).select(*key)
     return (
-        requests.join(answers, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
+        requests.join(answered, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
     )
 
 
 def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFrame:
-    """Return `CALLED` rows for open requests. Write this frame once, then read it back."""
+    """Return `llm_calls` rows for open requests. Append this frame once, then read the table."""
     spread = requests.repartition(slots)
-    return map_rows(spread, lambda rows: answer_rows(rows, call), CALLED)
+    return map_rows(spread, lambda rows: answer_rows(rows, call), LLM_CALLS.schema)
 
 
 def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
     """Answer the requests of one partition, `window` at a time.
 
-    A request that fails becomes a row; only a bug raises. After an error that no further request
-    can survive, the rest of the partition, and of every other one, comes back as `stopped`.
+    A request that fails is noted beside the journal; only a bug raises. After an error that no
+    further request can survive, no worker of the run makes another call.
 
     Yields:
-        `CALLED` rows in order of completion.
+        Paid answers as `llm_calls` rows, in order of completion.
     """
     journal = Journal.start(Path(call.journal))
     client: LlmClient | None = None
@@ -126,7 +127,6 @@ def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterat
             yield from _drain(source, pool, _Caller(client=client, journal=journal, call=call))
     except LlmStopError as error:
         journal.stop(str(error))
-        yield from (_failed(row, STOPPED, str(error), call) for row in source)
     finally:
         journal.close()
         if client is not None:
@@ -156,17 +156,24 @@ class _Caller:
     call: CallSettings
 
     def answer(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        if self.journal.stopped():
-            return [_failed(row, STOPPED, "the run was stopped", self.call)]
         paid: list[dict[str, Any]] = []
+        if self.journal.stopped():
+            return paid
         try:
             self._ask(row, paid)
         except LlmStopError as error:
             self.journal.stop(str(error))
-            return [*paid, _failed(row, STOPPED, str(error), self.call)]
         except LlmError as error:
             kind, _, detail = str(error).partition(": ")
-            return [*paid, _failed(row, kind, detail, self.call, tries=max(1, len(paid)))]
+            self.journal.note_failure(
+                {
+                    **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "task")},
+                    "kind": kind,
+                    "reason": detail,
+                    "tries": max(1, len(paid)),
+                    "run_id": self.call.run_id,
+                }
+            )
         return paid
 
     def _ask(self, row: dict[str, Any], paid: list[dict[str, Any]]) -> None:
@@ -227,19 +234,6 @@ def _paid(
     }
 
 
-def _failed(
-    row: Mapping[str, Any], kind: str, detail: str, call: CallSettings, *, tries: int = 1
-) -> dict[str, Any]:
-    names = ("tenant_id", "tenant_key", "node_id", "level", "request_hash", "task")
-    return {
-        **{name: row[name] for name in names},
-        "run_id": call.run_id,
-        "failure_kind": kind,
-        "failure": detail,
-        "tries": tries,
-    }
-
-
 def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -265,6 +259,11 @@ class Journal:
             self.file.write(line)
             self.file.flush()
 
+    def note_failure(self, failure: Mapping[str, Any]) -> None:
+        """Write one failure to a file of its own; there are few."""
+        file = self.folder / f"{uuid.uuid4().hex}.failure"
+        file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
+
     def stop(self, message: str) -> None:
         """Tell every worker of the run to make no further call."""
         (self.folder / "STOP").write_text(message, encoding="utf-8")
@@ -283,25 +282,51 @@ def journalled_count(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
 
 
+@dataclass(slots=True)
+class Spent:
+    """What a run's journal says was paid."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def read_spent(folder: Path) -> Spent:
+    """Return the sums over a run's journal, read line by line."""
+    spent = Spent()
+    for file in sorted(folder.glob("*.jsonl")):
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                answer = json.loads(line)
+                spent.calls += 1
+                spent.prompt_tokens += answer["prompt_tokens"]
+                spent.completion_tokens += answer["completion_tokens"]
+    return spent
+
+
+def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:
+    """Return `FAILED` rows of a run, or None where nothing failed."""
+    if not any(folder.glob("*.failure")):
+        return None
+    return spark.read.schema(FAILED).json(f"{folder}/*.failure")
+
+
 def fold_journals(spark: SparkSession, root: Root) -> int:
     """Append answers of runs that did not get to it to the ledger; return how many.
 
-    A torn last line, from a process that was killed while it wrote, is not an answer.
+    A torn last line, from a process that was killed while it wrote, is not an answer. The journals
+    are removed once their answers are in the ledger.
     """
-    files = sorted(str(file) for file in root.journal().rglob("*.jsonl") if file.stat().st_size)
-    if not files:
-        return 0
-    lines = spark.read.schema(struct(LLM_CALLS.columns)).json(files)
-    whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
-    return append_calls(whole, root)
-
-
-def append_calls(calls: DataFrame, root: Root) -> int:
-    """Append paid answers that the ledger does not have; return how many."""
-    key = ["tenant_id", "request_hash"]
-    known = LLM_CALLS.read(calls.sparkSession, root.path).select(*key)
-    fresh = calls.dropDuplicates(key).join(known, key, "left_anti")
-    count = fresh.count()
-    if count:
-        LLM_CALLS.append(fresh, root.path)
+    files = [file for file in root.journal().rglob("*.jsonl") if file.stat().st_size]
+    count = 0
+    if files:
+        lines = spark.read.schema(LLM_CALLS.schema).json([str(file) for file in sorted(files)])
+        whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
+        known = LLM_CALLS.read(spark, root.path)
+        key = ["tenant_id", "request_hash"]
+        fresh = whole.dropDuplicates(key).join(known.select(*key), key, "left_anti")
+        count = fresh.count()
+        if count:
+            LLM_CALLS.append(fresh, root.path)
+    shutil.rmtree(root.journal(), ignore_errors=True)
     return count

@@ -9,8 +9,9 @@ The loop over levels, from the deepest up to the tenant:
 """
 
 import logging
-from collections.abc import Callable
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -19,20 +20,19 @@ from pyspark.sql import functions as F
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import DataError, HltmError, LlmStopError
 from hltm_spark.core.records import fingerprint
-from hltm_spark.models.llm import LlmClient
 from hltm_spark.models.prices import cost
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import WAVES, NodePrompts
 from hltm_spark.pipeline.calls import (
-    CALLED,
-    STOPPED,
+    FAILED,
     CallSettings,
-    append_calls,
     call_model,
     find_answers,
     fold_journals,
     journalled_count,
     open_requests,
+    read_failures,
+    read_spent,
 )
 from hltm_spark.pipeline.changes import (
     NODE,
@@ -53,8 +53,16 @@ from hltm_spark.pipeline.progress import counting
 from hltm_spark.pipeline.publish import publish, task_slots
 from hltm_spark.pipeline.requests import child_items, document_items, gather_inputs
 from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.runs import Cursor, Run, read_cursor, record_run
-from hltm_spark.pipeline.tables import DOCUMENTS, FAILURES, LLM_CALLS, MEMORY, RUNS, create_tables
+from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
+from hltm_spark.pipeline.tables import (
+    DOCUMENTS,
+    FAILURES,
+    LLM_CALLS,
+    MEMORY,
+    RUNS,
+    create_tables,
+    row_count,
+)
 
 logger = logging.getLogger("hltm_spark")
 
@@ -68,14 +76,18 @@ class RunContext:
     root: Root
     run: Run
     prompts: NodePrompts
-    make_client: Callable[[Settings], LlmClient] = make_llm
 
-    def stage(self, rows: DataFrame, *name: str) -> DataFrame:
-        """Write rows once to the run's staging folder and return them as read from there."""
-        path = str(self.root.staging(self.run.run_id).joinpath(*name))
+    def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
+        """Write rows once to the run's staging folder; return them as read from there, and a count."""
+        path = str(self.root.staging(self.run.run_id) / name)
         schema = rows.schema
         rows.write.parquet(path)
-        return self.spark.read.schema(schema).parquet(path)
+        return self.spark.read.schema(schema).parquet(path), row_count(path)
+
+    @property
+    def journal(self) -> Path:
+        """Folder of this run's journal."""
+        return self.root.journal() / self.run.run_id
 
     @property
     def documents(self) -> DataFrame:
@@ -131,6 +143,8 @@ def run_pipeline(
     finally:
         record_run(spark, root, run)
         root.clear_staging(run.run_id)
+        if run.status in FINISHED:
+            shutil.rmtree(context.journal, ignore_errors=True)
     return run
 
 
@@ -167,7 +181,7 @@ def _find_candidates(context: RunContext) -> DataFrame:
         paths = _paths(context, cursor)
         marked = mark_candidates(paths, context.documents, context.memory)
         try:
-            return context.stage(marked, "candidates")
+            return context.stage(marked, "candidates")[0]
         except PySparkException as error:
             if run.kind == "update" and cursor is not None:
                 raise unreadable_feed(
@@ -206,10 +220,10 @@ def _write_levels(context: RunContext, candidates: DataFrame) -> None:
         at_depth = _write_level(context, candidates, written, depth=depth)
         if at_depth is not None:
             written = at_depth if written is None else written.unionByName(at_depth)
+    _close_calls(context)
     with run.timed("merge"):
         run.nodes_removed = gone.count()
-        if written is not None:
-            run.nodes_written = written.count()
+        run.nodes_written = run.nodes_touched
         if run.nodes_written or run.nodes_removed:
             rows = context.spark.createDataFrame([], WRITTEN) if written is None else written
             merge_memory(rows, gone, context.root)
@@ -232,19 +246,19 @@ def _write_level(
         gathered = gather_inputs(
             items, context.prompts, level=level, slots=task_slots(context.spark)
         )
-        inputs = context.stage(gathered, f"inputs-{depth}")
-        touched = inputs.count()
+        inputs, touched = context.stage(gathered, f"inputs-{depth}")
     run.nodes_touched += touched
     logger.info("level %s: %d nodes to write", level, touched)
     if not touched:
         return None
-    answered = _answer(context, inputs, depth=depth)
+    with run.timed("calls"):
+        answered = _answer(context, inputs, nodes=touched, depth=depth)
     with run.timed("assemble"):
         nodes = assemble(inputs, answered, context.prompts, run_id=run.run_id)
-        rows = context.stage(nodes, f"written-{depth}")
-        if rows.where(F.size("failed_tasks") > 0).isEmpty():
+        rows, _ = context.stage(nodes, f"written-{depth}")
+        if read_failures(context.spark, context.journal) is None:
             return rows
-        return context.stage(keep_previous(rows, context.memory), f"kept-{depth}")
+        return context.stage(keep_previous(rows, context.memory), f"kept-{depth}")[0]
 
 
 def _children(
@@ -263,116 +277,96 @@ def _children(
     return kept.unionByName(fresh.select(*columns))
 
 
-def _answer(context: RunContext, inputs: DataFrame, *, depth: int) -> DataFrame:
+def _answer(context: RunContext, inputs: DataFrame, *, nodes: int, depth: int) -> DataFrame:
     """Return tenant_id, node_id, task, response for every request that has an answer now."""
-    requests = first_requests(inputs)
-    answered = _answer_wave(context, inputs, requests, name=f"{depth}-0")
-    if len(WAVES[context.prompts.layout]) == 1:
+    waves = WAVES[context.prompts.layout]
+    first = first_requests(inputs)
+    answered = _answer_wave(
+        context, inputs, first, count=nodes * len(waves[0]), name=f"open-{depth}-0"
+    )
+    if len(waves) == 1:
         return answered
-    second = context.stage(
+    second, count = context.stage(
         second_requests(inputs, answered, context.prompts), f"requests-{depth}-1"
     )
-    later = _answer_wave(context, inputs, second, name=f"{depth}-1")
+    later = _answer_wave(context, inputs, second, count=count, name=f"open-{depth}-1")
     return answered.unionByName(later)
 
 
 def _answer_wave(
-    context: RunContext, inputs: DataFrame, requests: DataFrame, *, name: str
+    context: RunContext, inputs: DataFrame, requests: DataFrame, *, count: int, name: str
 ) -> DataFrame:
+    """Answer what the ledger cannot, and return all answers of these requests from the ledger."""
     run, root, spark = context.run, context.root, context.spark
-    ledger = LLM_CALLS.read(spark, root.path)
-    with run.timed("calls"):
-        answers = find_answers(requests, ledger)
-        key = ["tenant_id", "node_id"]
-        payloads = inputs.select(*key, "level", "payload").withColumn(
-            "tenant_key", salted_key("tenant_id", root)
-        )
-        waiting = context.stage(
-            open_requests(requests.join(payloads, key), answers), f"open-{name}"
-        )
-        count = waiting.count()
-        if count:
-            _call(context, waiting, count=count, name=name)
-        run.cached += requests.select("tenant_id", "request_hash").distinct().count() - count
-    found = find_answers(requests, LLM_CALLS.read(spark, root.path))
-    return requests.join(found, ["tenant_id", "request_hash"]).select(
-        "tenant_id", "node_id", "task", "response"
+    key = ["tenant_id", "node_id"]
+    payloads = inputs.select(*key, "level", "payload").withColumn(
+        "tenant_key", salted_key("tenant_id", root)
     )
+    ledger = LLM_CALLS.read(spark, root.path)
+    waiting, open_count = context.stage(
+        open_requests(requests.join(payloads, key), ledger), name
+    )
+    run.cached += max(0, count - open_count)
+    if open_count:
+        _call(context, waiting, count=open_count)
+        ledger = LLM_CALLS.read(spark, root.path)
+    return find_answers(requests, ledger).select("tenant_id", "node_id", "task", "response")
 
 
-def _call(context: RunContext, waiting: DataFrame, *, count: int, name: str) -> None:
-    """Call the model for the open requests and bring the answers into the ledger."""
-    run, settings = context.run, context.settings
+def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
+    """Call the model for the open requests; the answers are in the ledger when this returns."""
+    settings, journal = context.settings, context.journal
     slots = min(task_slots(context.spark), count)
-    journal = context.root.journal() / run.run_id
     call = CallSettings(
         settings=settings,
         prompts=context.prompts,
         journal=str(journal),
         window=max(1, settings.llm.max_concurrency // slots),
-        run_id=run.run_id,
-        make_client=context.make_client,
+        run_id=context.run.run_id,
+        make_client=make_llm,
     )
-    before = run.calls
+    before = journalled_count(journal)
     with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
-        called = context.stage(call_model(waiting, call, slots=slots), f"called-{name}")
-    append_calls(called.where("failure_kind IS NULL"), context.root)
-    _count_calls(run, settings, called)
-    for file in journal.glob("*.jsonl"):
-        file.unlink()
-    stopped = called.where(F.col("failure_kind") == STOPPED).select("failure").limit(1).collect()
-    if stopped:
-        message = (journal / "STOP").read_text(encoding="utf-8")
-        (journal / "STOP").unlink()
+        LLM_CALLS.append(call_model(waiting, call, slots=slots), context.root.path)
+    stop = journal / "STOP"
+    if stop.exists():
+        message = stop.read_text(encoding="utf-8")
+        _close_calls(context)
+        shutil.rmtree(journal)
         raise LlmStopError(message)
 
 
-def _count_calls(run: Run, settings: Settings, called: DataFrame) -> None:
-    totals = (
-        called.where("failure_kind IS NULL")
-        .agg(
-            F.count("*").alias("calls"),
-            F.sum("prompt_tokens").alias("prompt_tokens"),
-            F.sum("completion_tokens").alias("completion_tokens"),
-        )
-        .collect()[0]
-    )
-    run.calls += totals["calls"]
-    run.prompt_tokens += totals["prompt_tokens"] or 0
-    run.completion_tokens += totals["completion_tokens"] or 0
-    run.cost = cost(settings, run.prompt_tokens, run.completion_tokens)
+def _close_calls(context: RunContext) -> None:
+    """Count what was paid, and remove the journal: its answers are in the ledger."""
+    run, spent = context.run, read_spent(context.journal)
+    run.calls, run.prompt_tokens = spent.calls, spent.prompt_tokens
+    run.completion_tokens = spent.completion_tokens
+    run.cost = cost(context.settings, spent.prompt_tokens, spent.completion_tokens)
+    for file in context.journal.glob("*.jsonl"):
+        file.unlink()
 
 
 def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -> None:
     """Bring `failures` up to date: what failed in this run, without what has now succeeded."""
-    spark, root, run = context.spark, context.root, context.run
+    spark, root = context.spark, context.root
     node = ["tenant_id", "node_id"]
-    settled = written.select(*node).unionByName(gone.select(*node)).distinct()
-    staged = root.staging(run.run_id).glob("called-*")
-    paths = [str(path) for path in sorted(staged)]
     stored = FAILURES.read(spark, root.path)
-    if not paths and stored.join(settled, node, "left_semi").isEmpty():
+    failed = read_failures(spark, context.journal)
+    if failed is None and stored.isEmpty():
         return
-    called = spark.read.schema(CALLED).parquet(*paths) if paths else spark.createDataFrame([], CALLED)
-    fresh = called.where("failure_kind IS NOT NULL").select(
-        *node,
-        "tenant_key",
-        salted_key("node_id", root).alias("node_key"),
-        "task",
-        F.col("failure_kind").alias("kind"),
-        F.col("failure").alias("reason"),
-        "tries",
-        "run_id",
+    fresh = (spark.createDataFrame([], FAILED) if failed is None else failed).withColumn(
+        "node_key", salted_key("node_id", root)
     )
-    rows = context.stage(
-        fresh.withColumn("is_settled", F.lit(False)).unionByName(
-            stored.join(settled, node, "left_semi")
-            .join(fresh.select(*node, "task"), [*node, "task"], "left_anti")
-            .withColumn("is_settled", F.lit(True))
-        ),
-        "failures",
+    fresh = fresh.dropDuplicates([*node, "task"]).select(*FAILURES.columns)
+    settled = written.select(*node).unionByName(gone.select(*node)).distinct()
+    past = stored.join(settled, node, "left_semi").join(
+        fresh.select(*node, "task"), [*node, "task"], "left_anti"
     )
-    if rows.isEmpty():
+    changes = fresh.withColumn("is_settled", F.lit(False)).unionByName(
+        past.withColumn("is_settled", F.lit(True))
+    )
+    rows, count = context.stage(changes, "failures")
+    if not count:
         return
     names = ", ".join(FAILURES.columns)
     values = ", ".join(f"s.{c}" for c in FAILURES.columns)

@@ -67,5 +67,4 @@ class ExtractiveClient:
         node = NodeInput.from_dict(request.payload)
         make = LeafWriter if node.is_leaf else ParentWriter
         writer = make(node, self._settings, self._names)
-        fields = {key: getattr(writer, key)() for key in OUTPUTS[request.output]}
-        return fields
+        return {key: getattr(writer, key)() for key in OUTPUTS[request.output]}

@@ -29,7 +29,7 @@ def counted_text(rolled: Rolled, *, noun: str, level: str, count: int) -> str:
     below = _children_text(rolled, noun, count, f" and in {whose}" if is_same else "")
     if not below or not own or is_same:
         return below or own
-    is_first = rolled.own_is_newest or (rolled.own and rolled.own.earlier)
+    is_first = rolled.own_is_newest or rolled.is_list or (rolled.own and rolled.own.earlier)
     return f"{own}; {below}" if is_first else f"{below}; {own}"
 
 
@@ -89,7 +89,9 @@ def _varied(rolled: Rolled, noun: str) -> str:
 
 def _some(values: Sequence[str]) -> str:
     shown = list(values[:_MAX_VARIED])
-    return joined([*shown, f"{len(values) - len(shown)} more"] if len(values) > len(shown) else shown)
+    return joined(
+        [*shown, f"{len(values) - len(shown)} more"] if len(values) > len(shown) else shown
+    )
 
 
 def _first_number(value: str) -> float | None:
@@ -111,7 +113,7 @@ def _own_text(rolled: Rolled, whose: str) -> str:
     day = day_words(own.values[0].since)
     if own.is_list or not own.earlier:
         is_alone = not rolled.total
-        values = joined([v.value for v in own.values])
+        values = ", ".join(v.value for v in own.values)
         return values if is_alone else f"{values} by {whose}"
     since = f" since {day}" if day else ""
     earlier = ", ".join(v.value for v in own.earlier)

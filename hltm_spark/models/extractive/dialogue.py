@@ -1,14 +1,15 @@
 """Who said what: turns, the exchanges of a question and its reply, and what speakers tell.
 
-A turn is a speaker's line inside a document. Where nearly all documents of a node are one unlabelled
-paragraph with an author, and there are several authors, each of them is a turn. A reply is the next turn of another speaker in the same document,
-or, between such documents, within a day.
+A turn is a speaker's line inside a document. Where nearly all documents of a node are one
+unlabelled paragraph with an author, and there are several authors, each of them is a turn. A reply
+is the next turn of another speaker in the same document, or, between such documents, within a day.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from hltm_spark.core.records import Document
 from hltm_spark.core.text import to_terms
@@ -19,7 +20,7 @@ from hltm_spark.models.extractive.sentences import split_sentences
 _MAX_TURN = 1500
 _MAX_REPLY = 320
 _ROLES = frozenset(
-    "recruiter candidate interviewer manager agent customer assistant user client support".split()
+    {"recruiter", "candidate", "interviewer", "manager", "agent", "customer", "assistant", "user"}
 )
 _YOU: tuple[tuple[str, str], ...] = (
     (r"\bdo you\b", "does {n}"),
@@ -41,15 +42,17 @@ _ME: tuple[tuple[str, str], ...] = (
     (r"\bmy\b|\bmine\b", "{n}'s"),
     (r"\bme\b|\bI\b", "{n}"),
 )
-_LEANING = re.compile(r"\b(?:it|this|that|they|them|those|these|he|she|him|her|one)\b", re.IGNORECASE)
+_LEANING = re.compile(
+    r"\b(?:it|this|that|they|them|those|these|he|she|him|her|one)\b", re.IGNORECASE
+)
 _OPENING = re.compile(
     r"^(?:(?:so|and|but|well|oh|wow|hey|hi|ok|okay|yeah|yes|right|thanks|cool|great|nice|also|anyway"
     r"|by the way)\b[,!.…\s]*)+",
     re.IGNORECASE,
 )
 _TELLING = re.compile(
-    r"^(?:(?:and|so|but|well|yeah|yes|oh|actually|also|lately|recently|yesterday|last \w+|today),?\s+)*"
-    r"(?:I|I['’](?:m|ve|d|ll)|We|We['’](?:re|ve|d|ll)|My|Our)\b",
+    r"^(?:(?:and|so|but|well|yeah|yes|oh|actually|also|lately|recently|yesterday"
+    r"|last \w+|today),?\s+)*(?:I|I['’](?:m|ve|d|ll)|We|We['’](?:re|ve|d|ll)|My|Our)\b",
     re.IGNORECASE,
 )
 
@@ -71,7 +74,7 @@ class Exchange:
 
     Attributes:
         weight: Content words of both; less where the question leans on words like "it".
-        is_inside: True where both stand in one document, so that the question needs its node's name.
+        is_inside: True where both stand in one document; the question then needs its node's name.
     """
 
     question: str
@@ -95,19 +98,20 @@ def read_turns(documents: Sequence[Document], lines: Mapping[str, Sequence[Line]
     """Return all turns in order."""
     plain = [d for d in documents if _is_plain(d, lines[d.doc_id])]
     is_dialogue = len({d.author for d in plain}) > 1 and 4 * len(plain) >= 3 * len(documents)
-    turns = [
+    return [
         turn
         for document in documents
         for turn in _turns(document, lines[document.doc_id], is_turn=is_dialogue)
     ]
-    return turns
 
 
 def read_exchanges(turns: Sequence[Turn]) -> list[Exchange]:
     """Return the exchanges in order; a question of fewer than two content words is small talk."""
     found = []
-    for asking, replying in zip(turns, turns[1:], strict=False):
-        if asking.author.casefold() == replying.author.casefold() or not _is_reply(asking, replying):
+    for asking, replying in pairwise(turns):
+        if asking.author.casefold() == replying.author.casefold() or not _is_reply(
+            asking, replying
+        ):
             continue
         question = _question(asking, replying)
         answer = _reply(replying) if question else ""
@@ -193,12 +197,16 @@ def _question(asking: Turn, replying: Turn) -> str:
 
 def _named(question: str, *, asker: str, other: str) -> str:
     text = _OPENING.sub("", question) or question
-    text = re.sub(rf"(?:^|,\s+){re.escape(other)}\s*(?:,\s*|(?=[?!]))", "", text, flags=re.I) or text
+    text = (
+        re.sub(rf"(?:^|,\s+){re.escape(other)}\s*(?:,\s*|(?=[?!]))", "", text, flags=re.I) or text
+    )
     for pairs, name in ((_YOU, _role(other)), (_ME, _role(asker))):
         for pattern, written in pairs:
             named = written.format(n=name)
             text = re.sub(pattern, lambda _, named=named: named, text, flags=re.I)  # type: ignore[misc]
-    return text[:1].upper() + text[1:]
+    text = text[:1].upper() + text[1:]
+    is_named = any(_role(n).casefold() in text.casefold() for n in (asker, other))
+    return text if is_named else f"{asker} to {other}: {text}"
 
 
 def _role(name: str) -> str:
@@ -234,10 +242,10 @@ def _tellings(turn: Turn) -> Iterator[Telling]:
         if sentence.endswith("?") or not _TELLING.match(sentence) or weight < 3:
             continue
         _, meant = meant_date(sentence, turn.time)
-        text = sentence.rstrip(".! ")
+        text = _OPENING.sub("", sentence).rstrip(".! ") or sentence
         yield Telling(
             author=turn.author,
-            text=f"{text} ({meant})" if meant else text,
+            text=text[:1].upper() + text[1:] + (f" ({meant})" if meant else ""),
             doc_id=turn.doc_id,
             weight=min(weight, 12) + (3 if meant else 0),
         )

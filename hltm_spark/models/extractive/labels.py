@@ -2,8 +2,8 @@
 
 | written | stated |
 |---|---|
-| `Office: Oulu` | the declared facet that has the label as name or alias; else one named as the label |
-| metadata `location=Oulu` | the same, for declared names; not for aliases (`role` is often an author's) |
+| `Office: Oulu` | the declared facet with that name or alias; else one named as the label |
+| metadata `location=Oulu` | the same, for declared names; no aliases (`role` is the author's) |
 | `Reason: ...` beside a decision | `rejected because` or `accepted because` |
 | "The work mode is now on-site." | a declared name of two words or more, then a verb of being |
 | "We no longer sponsor visas." | yes or no, for a facet with positive and negative words |
@@ -21,7 +21,9 @@ from hltm_spark.models.extractive.lines import Line, is_sentence
 from hltm_spark.models.extractive.names import FacetNames, polarity, word_stems
 from hltm_spark.models.extractive.sentences import split_sentences
 
-ACCEPTED = frozenset(word_stems("accepted accept hired hire approved selected offer passed advance"))
+ACCEPTED = frozenset(
+    word_stems("accepted accept hired hire approved selected offer passed advance")
+)
 REJECTED = frozenset(word_stems("rejected reject declined failed no-hire refused"))
 _DECISION_LABELS = frozenset({"decision", "outcome", "verdict", "result", "status"})
 _REASON_LABELS = frozenset({"reason", "reasons", "because", "why", "rationale"})
@@ -39,8 +41,12 @@ _BEING = (
     r"|changed\s+to|moves\s+to|moved\s+to|has\s+(?:changed|moved)\s+to)\s+(?:now\s+)?)"
     r"(?P<value>[^,.;:()。，]{1,60})"
 )
-_VALUE_END = re.compile(r"\s+(?:since|from|as of|because|but|instead|rather|until|so|which)\b.*$", re.I)
-_NO_VALUE = re.compile(r"^(?:not|no longer|being|open|clear|unclear|under|still|a problem|the)\b", re.I)
+_VALUE_END = re.compile(
+    r"\s+(?:since|from|as of|because|but|instead|rather|until|so|which)\b.*$", re.I
+)
+_NO_VALUE = re.compile(
+    r"^(?:not|no longer|being|open|clear|unclear|under|still|a problem|the)\b", re.I
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,9 @@ def read_statements(
 ) -> list[Statement]:
     """Return what a document states, in reading order, metadata last."""
     labels = [(line.label, line.text) for line in lines if line.kind == "label"]
-    labels += sorted((str(k), str(v)) for k, v in document.metadata.items() if names.is_declared_name(str(k)))
+    labels += sorted(
+        (str(k), str(v)) for k, v in document.metadata.items() if names.is_declared_name(str(k))
+    )
     decision = _decision([*labels, *document.metadata.items()])
     found: list[tuple[str, str, str]] = []
     for label, text in labels:
@@ -90,7 +98,7 @@ def read_statements(
 
 def clean_value(text: str) -> str:
     """Return a value on one line, without markup, quotes around it or a full stop."""
-    value = " ".join(text.split()).strip("*_`\"“”「」 ")
+    value = " ".join(text.split()).strip('*_`"“”「」 ')
     return value.rstrip(".。;；,，、 ") or value
 
 

@@ -107,13 +107,16 @@ class LeafWriter:
     @property
     def _label(self) -> str:
         title = next(
-            (f.values[0].value for f in self._reading.facets if f.name.casefold() in TITLE_NAMES), ""
+            (f.values[0].value for f in self._reading.facets if f.name.casefold() in TITLE_NAMES),
+            "",
         )
         return titled(key_label(self._node.node_id, self._node.level), title)
 
     def _headline(self) -> str:
         """Return who talks and when, or how many documents there are of which kind."""
-        days = list(dict.fromkeys(filter(None, (day_words(d.event_time) for d in self._node.documents))))
+        days = list(
+            dict.fromkeys(filter(None, (day_words(d.event_time) for d in self._node.documents)))
+        )
         when = f" on {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else ""
         speakers = list(self._reading.speakers)
         if len(speakers) > 1:
@@ -148,12 +151,15 @@ class LeafWriter:
         others = [f for f in self._reading.facets if f.name.casefold() not in TITLE_NAMES]
         for facet in [*others, *titles]:  # every question names the title already
             if facet in titles:
-                question = f"What is the {facet.name} of {key_label(self._node.node_id, self._node.level)}?"
+                key = key_label(self._node.node_id, self._node.level)
+                question = f"What is the {facet.name} of {key}?"
             elif facet.name == self._settings.input.author:
                 question = f"Who talks in {self._label}?"
             else:
                 question = leaf_question(facet.name, self._label, facet.declared)
-            yield pair(question, _answer(facet), facet.sources)
+            is_speakers = facet.name == self._settings.input.author
+            answer = joined([v.value for v in facet.values]) if is_speakers else _answer(facet)
+            yield pair(question, answer, facet.sources)
 
     def _exchange_pairs(self, room: int) -> list[dict[str, Any]]:
         found = self._reading.exchanges

@@ -12,9 +12,12 @@ _LINE = re.compile(
 _BULLET = re.compile(r"^\s*(?:[-*•·▪–]|\d{1,2}[.)])\s+(?P<value>\S.*)$")
 _SENTENCE_END = re.compile(r"[.!?…。！？]['\"”’)\]]*$")
 _NO_LABEL = frozenset(
-    """a after also and because before but for from he her his i if in it its my no not one our she
-    so that the then there these they this to we what when where which while who why with you
-    your""".split()
+    re.findall(
+        r"\w+",
+        """a after also and because before but for from he her his i if in it its my no not one our
+        she so that the then there these they this to we what when where which while who why with
+        you your""",
+    )
 )
 _MAX_LABEL_WORDS = 5
 
@@ -103,28 +106,31 @@ def _speakers(lines: list[Line]) -> frozenset[str]:
 def _joined(raw: list[Line], speakers: frozenset[str]) -> Iterator[Line]:
     """Give bullets to the label above, and a speaker's further lines to the speaker."""
     held: Line | None = None
-    has_own_value = False
     for line in raw:
+        joined = _continued(held, line)
+        if joined is not None:
+            if held and held.kind == "label":
+                yield joined
+            else:
+                held = joined
+            continue
+        if held and held.text:
+            yield held
+        held = None
         if line.kind == "label":
-            if held and held.text:
-                yield held
-            is_speech = line.label in speakers
-            held, has_own_value = (
-                replace(line, kind="speech") if is_speech else line,
-                bool(line.text),
-            )
-        elif line.kind == "empty":
-            if held and held.kind == "speech":
-                yield held
-                held = None
-        elif held and held.kind == "speech":
-            held = replace(held, text=f"{held.text} {line.text}".strip())
-        elif held and line.kind == "bullet" and not has_own_value:
-            yield replace(held, text=line.text)
-        else:
-            if held and held.text:
-                yield held
-            held = None
+            held = replace(line, kind="speech") if line.label in speakers else line
+        elif line.kind != "empty":
             yield replace(line, kind="text")
     if held and held.text:
         yield held
+
+
+def _continued(held: Line | None, line: Line) -> Line | None:
+    """Return a line as part of the one above: more speech, or a value of a bare label."""
+    if held is None or line.kind in {"label", "empty"}:
+        return None
+    if held.kind == "speech":
+        return replace(held, text=f"{held.text} {line.text}".strip())
+    if line.kind == "bullet" and not held.text:
+        return replace(held, text=line.text)
+    return None

@@ -1,4 +1,4 @@
-"""What a search found, as things that can answer: facet by facet, answer by answer, text by text."""
+"""What a search found, as things that can answer: facets, stored answers, lines, documents."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,17 @@ from hltm_spark.models.extractive.sentences import split_sentences
 
 _LABELLED = re.compile(r"^(?P<name>[^:：]{1,40})[:：]\s+(?P<text>.+)$")
 _CITATION = re.compile(r"\s*\[[^\[\]]*\](?=\.?$)")
+_DATED = re.compile(r"\s*\((?P<day>[^()]*\d[^()]*)\)$")
 _MAX_VALUES = 12
+_TOLD = re.compile(r"^(?:(?:I|We)(?:['’]\w+)?|My|Our)\s+\w+\s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """One thing that can answer: a facet with all its values, a stored pair, a line, a document.
+    """One thing that can answer.
+
+    Views: `facet` with all its values, `statement` (a value that somebody tells), `question` with
+    its stored answer, `summary` (one line of it), `evidence`.
 
     Attributes:
         name: Facet name (also of a summary's labelled line), or a document's author.
@@ -63,24 +68,31 @@ class Memory:
             return ", ".join(_counted(*value) for value in self.values[:_MAX_VALUES])
         if self.view == "summary":
             return self.text
+        if self.view == "statement":
+            return self._said(self.text, query)
         return self._said(_best_sentence(self.text, query), query)
 
     def _said(self, sentence: str, query: str) -> str:
         """Return a sentence of a document with its author; the day first where it is asked for."""
         said = f"{self.name}: {sentence}" if self.name else sentence
         if query.casefold().lstrip().startswith(("when ", "on which", "what date", "what day")):
-            day = meant_date(sentence, self.latest_at)[1] or day_words(self.latest_at)
+            dated = _DATED.search(sentence)
+            meant = dated["day"] if dated else meant_date(sentence, self.latest_at)[1]
+            day = meant or day_words(self.latest_at)
             return f"{day} ({said})" if day else said
         return said
 
 
 def read_memories(context: Iterable[Mapping[str, Any]]) -> list[Memory]:
-    """Return the context as memories, in its order; a node's values of one facet are one memory."""
+    """Return the context as memories, in its order; a node's short values of one facet are one."""
     found: list[Memory] = []
     facets: dict[tuple[str, str], Memory] = {}
     for raw in context:
         node_id, view, name = (str(raw.get(k) or "") for k in ("node_id", "view", "name"))
         text = str(raw.get("text") or "")
+        if view == "facet" and _TOLD.search(text):
+            found.append(Memory(node_id=node_id, view="statement", name=name, text=text))
+            continue
         if view == "facet":
             known = facets.get((node_id, name))
             if known is None:
@@ -113,7 +125,9 @@ def _lines(node_id: str, summary: str) -> Iterable[Memory]:
         labelled = _LABELLED.match(text)
         if labelled:
             name = labelled["name"][:1].lower() + labelled["name"][1:]
-            yield Memory(node_id=node_id, view="summary", name=name, text=labelled["text"].rstrip("."))
+            yield Memory(
+                node_id=node_id, view="summary", name=name, text=labelled["text"].rstrip(".")
+            )
         elif text:
             yield Memory(node_id=node_id, view="summary", text=text)
 

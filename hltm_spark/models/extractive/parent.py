@@ -32,6 +32,7 @@ _MAX_CHILDREN_NAMED = 10
 _ONE_SENTENCE_FACETS = 5
 _MAX_SHORT = 90
 _OWN_FACETS = 3
+_ABOUT_THE_CHILD = ("What is known of ", "What do the documents of ", "Which ", "Who talks ")
 
 
 class ParentWriter:
@@ -59,9 +60,9 @@ class ParentWriter:
         count, own = len(self._node.children), len(self._node.documents)
         documents = f" and {own} {plural('document', own)} of its own" if own else ""
         return (
-            f"Counted by rules over {count} {plural(self._child_noun, count)}{documents}: equal values "
-            f"add up, values below a support of {self._settings.views.min_support} are left out, and "
-            "a change in the newest ones is named."
+            f"Counted by rules over {count} {plural(self._child_noun, count)}{documents}: equal "
+            f"values add up, those below a support of {self._settings.views.min_support} are left "
+            "out, and a change in the newest ones is named."
         )
 
     def question_answers(self) -> list[dict[str, Any]]:
@@ -85,7 +86,9 @@ class ParentWriter:
         ][:_MAX_FACETS_IN_SUMMARY]
         parts += [cited(unit.shown, [unit.doc_id]) for unit in self._own_units()]
         newest = self._newest(_MAX_CHILDREN_IN_SUMMARY)
-        parts += [cited(sentence(_gist(child)), [child.node_id]) for child in newest if _gist(child)]
+        parts += [
+            cited(sentence(_gist(child)), [child.node_id]) for child in newest if _gist(child)
+        ]
         return "\n".join(parts)
 
     def one_sentence_summary(self) -> str:
@@ -112,7 +115,8 @@ class ParentWriter:
         return [
             r
             for r in self._rolled
-            if (r.values or (r.declared and not r.is_list)) and not (self._is_title(r) and not r.values)
+            if (r.values or (r.declared and not r.is_list))
+            and not (self._is_title(r) and not r.values)
         ]
 
     def _is_title(self, rolled: Rolled) -> bool:
@@ -125,9 +129,7 @@ class ParentWriter:
         return titled(label, next((f.values[0].value for f in titles), ""))
 
     def _text(self, rolled: Rolled) -> str:
-        return counted_text(
-            rolled, noun=self._noun, level=self._node.level, count=self._leaf_count
-        )
+        return counted_text(rolled, noun=self._noun, level=self._node.level, count=self._leaf_count)
 
     def _headline(self, *, named: bool = False) -> str:
         count = len(self._node.children)
@@ -151,7 +153,11 @@ class ParentWriter:
         count = len(self._node.children)
         noun = plural(self._child_noun, 2)
         ids = [child.node_id for child in self._node.children[:_MAX_CHILDREN_NAMED]]
-        return pair(f"Which {noun} does {self._label} have, and how many?", f"{count}: {self._members()}", ids)
+        return pair(
+            f"Which {noun} does {self._label} have, and how many?",
+            f"{count}: {self._members()}",
+            ids,
+        )
 
     def _facet_pairs(self) -> Iterator[dict[str, Any]]:
         """Yield what only the parent's own documents state, at most a few, then the rest."""
@@ -194,7 +200,7 @@ class ParentWriter:
         return found
 
     def _is_new(self, asked: QuestionAnswer, covered: set[str]) -> bool:
-        if asked.question.startswith(("What is known of ", "What do the documents of ", "Which ")):
+        if asked.question.startswith(_ABOUT_THE_CHILD):
             return False
         terms = set(to_terms(asked.question))
         own = (set(to_terms(name)) for name in covered)
@@ -243,5 +249,3 @@ def _gist(child: Child) -> str:
 
 def _first_line(text: str) -> str:
     return text.split("\n", 1)[0]
-
-

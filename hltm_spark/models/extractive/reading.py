@@ -81,7 +81,9 @@ class Facet:
 class Reading:
     """A node's own documents, read; each part when it is first asked for."""
 
-    def __init__(self, documents: Sequence[Document], names: FacetNames, *, author_name: str) -> None:
+    def __init__(
+        self, documents: Sequence[Document], names: FacetNames, *, author_name: str
+    ) -> None:
         """Take the documents in node order; `author_name` is the facet of who speaks."""
         self.documents = tuple(documents)
         self.names = names
@@ -145,7 +147,7 @@ class Reading:
                 is_fact = line.kind == "label" and not _is_prose(line.text)
                 text = "" if is_heading or is_fact else line.text
                 for sentence in split_sentences(text):
-                    if author and sentence.endswith(("?", "？")):
+                    if author and (sentence.endswith(("?", "？")) or sentence.startswith("[")):
                         continue
                     found.append(
                         Unit(

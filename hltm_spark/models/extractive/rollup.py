@@ -82,7 +82,12 @@ class Rolled:
 
 
 def roll_up(
-    children: Sequence[Child], own: Sequence[Facet], names: FacetNames, *, min_support: int, leaf_depth: int
+    children: Sequence[Child],
+    own: Sequence[Facet],
+    names: FacetNames,
+    *,
+    min_support: int,
+    leaf_depth: int,
 ) -> list[Rolled]:
     """Return the facets of a parent: declared ones in conf's order, then by how many state them.
 
@@ -103,8 +108,8 @@ def roll_up(
                 gathered[name] = _Gathered(name)
             gathered[name].add(child, facet, is_leaf=is_leaf)
     own_by_name = {facet.name: facet for facet in own}
-    for facet in own:
-        gathered.setdefault(facet.name, _Gathered(facet.name)).add_own(facet)
+    for stated in own:
+        gathered.setdefault(stated.name, _Gathered(stated.name)).add_own(stated)
     rolled = [
         _rolled(found, names.of_label(name), own_by_name.get(name), min_support)
         for name, found in gathered.items()

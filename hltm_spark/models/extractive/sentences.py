@@ -13,6 +13,7 @@ _BREAK = re.compile(r"(?<=[.!?…])([\"'”’)\]]*)\s+(?=[^\sa-z])|(?<=[。！�
 _ABBREVIATED = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|No|vs|approx|incl|e\.g|i\.e|[A-Z]))\.$")
 _MAX_UNITS = 300
 _RELEVANCE = 0.65
+_FULL_SENTENCE = 7  # distinct terms from which a sentence is not held back for its shortness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,8 @@ def central_units(units: Sequence[Unit], count: int) -> list[Unit]:
     """Return at most `count` units in their order: central ones first chosen, unlike each other.
 
     Maximal marginal relevance over TF-IDF of stems: nearness to the centre of all units, less
-    nearness to a unit chosen before. A unit of fewer than three terms is taken only where nothing
-    else is left. Rounded before they are compared, so that every machine chooses alike.
+    nearness to a unit chosen before. Short units count less; one of fewer than three terms is
+    taken only where nothing else is left. Rounded before they are compared, so that every machine chooses alike.
     """
     if len(units) > _MAX_UNITS:
         step = len(units) / _MAX_UNITS
@@ -58,7 +59,8 @@ def central_units(units: Sequence[Unit], count: int) -> list[Unit]:
     full = [i for i, found in enumerate(terms) if len(found) >= 3]
     usable = full or [i for i, found in enumerate(terms) if found] or list(range(len(units)))
     weights = _tfidf([terms[i] for i in usable])
-    chosen = _diverse(weights, count)
+    sizes = np.array([len(set(terms[i])) for i in usable])
+    chosen = _diverse(weights, np.minimum(1.0, sizes / _FULL_SENTENCE), count)
     return [units[usable[i]] for i in sorted(chosen)]
 
 
@@ -80,11 +82,13 @@ def _tfidf(terms: Sequence[Sequence[str]]) -> npt.NDArray[np.float64]:
     return unit_rows
 
 
-def _diverse(weights: npt.NDArray[np.float64], count: int) -> list[int]:
+def _diverse(
+    weights: npt.NDArray[np.float64], fullness: npt.NDArray[np.float64], count: int
+) -> list[int]:
     if not len(weights):
         return []
     centre = weights.sum(axis=0)
-    central = weights @ (centre / max(float(np.linalg.norm(centre)), 1e-12))
+    central = fullness * (weights @ (centre / max(float(np.linalg.norm(centre)), 1e-12)))
     nearest = np.zeros(len(weights))
     chosen: list[int] = []
     while len(chosen) < min(count, len(weights)):

@@ -51,13 +51,15 @@ def cited(text: str, ids: Iterable[str], *, limit: int = 5) -> str:
 def sentence(text: str) -> str:
     """Return text that starts and ends like a sentence."""
     text = text.strip()
-    ended = text if not text or text.endswith((".", "!", "?", "。", "！", "？", "…")) else f"{text}."
+    ended = (
+        text if not text or text.endswith((".", "!", "?", "。", "！", "？", "…")) else f"{text}."
+    )
     return ended[:1].upper() + ended[1:]
 
 
 def is_plural(name: str) -> bool:
     """Return True for a facet name whose head is a plural: `languages`, `years of experience`."""
-    head = name.split(" of ")[0]
+    head = name.partition(" of ")[0]
     return head.endswith("s") and not head.endswith(("ss", "us", "is"))
 
 
@@ -67,7 +69,7 @@ def leaf_question(name: str, label: str, declared: DeclaredFacet | None) -> str:
         return f"Why was somebody {_BECAUSE[name]} for {label}?"
     if declared and (declared.positive or declared.negative):
         return f"Is there {name} for {label}?"
-    if name.split()[-1] in _PEOPLE:
+    if name.rsplit(maxsplit=1)[-1] in _PEOPLE:
         return f"Who is the {name} of {label}?"
     verb = "are" if is_plural(name) else "is"
     return f"What {verb} the {name} of {label}?"
@@ -79,7 +81,7 @@ def parent_question(name: str, label: str, declared: DeclaredFacet | None) -> st
         return f"Why are candidates {_BECAUSE[name]} at {label}?"
     if declared and (declared.positive or declared.negative):
         return f"Is there usually {name} at {label}?"
-    if name.split()[-1] in _PEOPLE:
+    if name.rsplit(maxsplit=1)[-1] in _PEOPLE:
         return f"Who is usually the {name} at {label}?"
     if is_plural(name):
         return f"What are the most frequent {name} at {label}?"
@@ -87,7 +89,7 @@ def parent_question(name: str, label: str, declared: DeclaredFacet | None) -> st
 
 
 def hinted_question(pattern: str, label: str, level: str, *, at: str) -> str:
-    """Return a hinted question that names the node: its placeholder, "this seat", or the end, after `at`."""
+    """Return a hinted question that names the node: at "{node}", at "this seat", or at its end."""
     text = " ".join(pattern.split()).rstrip("?？ ")
     named, count = re.subn(
         rf"[{{<$]+(?:node|level|{re.escape(level)}|x|name)[}}>]*|\b(?:this|the|a|an)\s+{re.escape(level)}\b",

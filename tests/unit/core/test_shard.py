@@ -35,7 +35,7 @@ def test_index_files_are_what_faiss_would_write(tmp_path: Path) -> None:
     folder = write_shard(tmp_path / "v", NODES)
     index = faiss.read_index(str(folder / "facets.faiss"))
     again = faiss.IndexFlatIP(DIMENSION)
-    again.add(faiss.rev_swig_ptr(index.get_xb(), index.ntotal * DIMENSION).reshape(-1, DIMENSION))
+    again.add(index.reconstruct_n(0, index.ntotal))
 
     faiss.write_index(again, str(tmp_path / "again.faiss"))
 
@@ -161,6 +161,16 @@ def test_a_removed_tenant_has_no_version(tmp_path: Path) -> None:
         current_version(tmp_path / "shards" / tenant_folder("acme"))
 
 
+@pytest.mark.parametrize("pointer", ["", "..", ".", "../other", "gone", "a\\b", "\xff"])
+def test_a_pointer_that_names_no_version_is_refused(tmp_path: Path, pointer: str) -> None:
+    publish_shard(tmp_path / "shards", *NODES)
+    tenant = tmp_path / "shards" / tenant_folder("acme")
+    (tenant / "CURRENT").write_bytes(pointer.encode("latin-1"))
+
+    with pytest.raises(ShardNotFound, match="run `hltm publish`"):
+        current_version(tenant)
+
+
 def test_tenant_folders_differ_where_case_is_ignored() -> None:
     names = [tenant_folder(t) for t in ("Acme", "acme", "ACME", "a/b", "東京", "é" * 200, ".")]
 
@@ -185,6 +195,10 @@ def test_rows_out_of_order_and_bad_vectors_are_errors(tmp_path: Path) -> None:
             disordered.add("node", ("acme", "a"), body, None)
         with pytest.raises(DataError, match="does not follow its node"):
             disordered.add("facet", ("acme",), {"name": "n", "value": "v"}, None)
+        with pytest.raises(DataError, match="a summary of 'acme/b' comes after a facet"):
+            disordered.add("summary", ("acme", "b"), {"summary": "s"}, None)
+        with pytest.raises(DataError, match="row kind 'facets' is unknown"):
+            disordered.add("facets", ("acme", "b"), {}, None)
 
     for name, values in {"zero": [0, 0], "long": [3, 4], "nan": [np.nan, 1], "shape": [1]}.items():
         with writer(name) as bad:
