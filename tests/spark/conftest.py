@@ -28,7 +28,10 @@ def spark() -> Iterator[SparkSession]:
         extra={
             "spark.master": "local[2]",
             "spark.sql.shuffle.partitions": "2",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # the first compiler alone starts faster, but then the default code cache fills up
+            "spark.driver.extraJavaOptions": (
+                "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+            ),
         },
     )
     yield session

@@ -26,6 +26,7 @@ NOT_IN_MEMORY = "not in memory"
 
 _ENOUGH = 0.34
 _MAX_CITED = 5
+_NEAR = 0.75
 _MAX_QUERY_FACETS = 4
 _WEAK = frozenset(
     to_terms(
@@ -85,7 +86,11 @@ def answer_query(
             "citation": [],
         }
     top, best = _widest(usable)
-    near = [m.node_id for s, m in usable if s.share >= 0.75 * top.share and m.kin(best)]
+    near = [
+        m.node_id
+        for s, m in usable
+        if s.share >= _NEAR * top.share and s.is_named == top.is_named and m.kin(best)
+    ]
     citation = list(dict.fromkeys([best.node_id, *near]))[:_MAX_CITED]
     return {"rationale": _rationale(best, top), "answer": best.answer(query), "citation": citation}
 
@@ -183,7 +188,7 @@ class _Question:
 
 
 def _widest(usable: Sequence[tuple[_Score, Memory]]) -> tuple[_Score, Memory]:
-    """Return the best memory; where several nodes tie on a named facet, what holds over them all."""
+    """Return the best memory; where several nodes tie on a named facet, that of the one above."""
     top, best = usable[0]
     tied = {m.node_id for s, m in usable if s.is_named and s.total == top.total}
     if not top.is_named or len(tied) < 2:

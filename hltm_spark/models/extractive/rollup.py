@@ -103,7 +103,9 @@ def roll_up(
     for child in children:
         is_leaf = child.node_id.count("/") + 1 >= leaf_depth
         for facet in child.views.facets:
-            name = canonical.setdefault(facet.name, names.canonical(facet.name))
+            name = canonical.get(facet.name, "")
+            if not name:
+                name = canonical[facet.name] = names.canonical(facet.name)
             if name not in gathered:
                 gathered[name] = _Gathered(name)
             gathered[name].add(child, facet, is_leaf=is_leaf)

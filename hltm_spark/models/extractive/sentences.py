@@ -50,7 +50,8 @@ def central_units(units: Sequence[Unit], count: int) -> list[Unit]:
 
     Maximal marginal relevance over TF-IDF of stems: nearness to the centre of all units, less
     nearness to a unit chosen before. Short units count less; one of fewer than three terms is
-    taken only where nothing else is left. Rounded before they are compared, so that every machine chooses alike.
+    taken only where nothing else is left. Rounded before they are compared, so that every machine
+    chooses alike.
     """
     if len(units) > _MAX_UNITS:
         step = len(units) / _MAX_UNITS
