@@ -117,7 +117,7 @@ def _fetch(jar: Jar, target: Path) -> None:
             raise DeltaJarsMissingError(
                 f"cannot fetch {jar.organisation}:{jar.module}:{jar.revision}:\n"
                 f"{(done.stdout + done.stderr).strip()}\n"
-                "check the network and its proxy (JAVA_TOOL_OPTIONS), or put the file into "
+                "check the network, its proxy and certificates (JAVA_TOOL_OPTIONS), or put the file into "
                 f"{target.parent} by hand"
             )
         if (got := sha256_of(fetched)) != jar.sha256:
