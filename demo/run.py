@@ -40,7 +40,8 @@ def main() -> int:
     say("Update: only their leaves and ancestors are written again")
     run("update")
     run("runs", "--nodes")
-    say(f"Done in {time.monotonic() - began:.0f} s. The root is {ROOT.name}/; `make help` lists more.")
+    seconds = time.monotonic() - began
+    say(f"Done in {seconds:.0f} s. The root is {ROOT.name}/; `make help` lists more.")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""spark-submit entry point of `hltm publish`: same options, same exit codes, no logic of its own."""
+"""spark-submit entry point of `hltm publish`: same options and exit codes, no logic of its own."""
 
 import sys
 

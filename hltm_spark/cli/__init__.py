@@ -1,4 +1,4 @@
-"""The `hltm` command: one verb a module's function, every verb with --conf, --root, --set, --json."""
+"""The `hltm` command; every verb takes --conf, --root, --set and --json."""
 
 from hltm_spark.cli.app import main
 

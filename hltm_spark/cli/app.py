@@ -25,14 +25,15 @@ STOPPED, WRONG, FAILED = 3, 2, 1
 @click.version_option(__version__, prog_name="hltm")
 @click.option("-v", "--verbose", is_flag=True, help="Log more, to stderr.")
 def hltm(verbose: bool) -> None:  # noqa: FBT001 - click passes a flag
-    """Build, refresh and query a long-term semantic memory over Delta tables.
+    r"""Build, refresh and query a long-term semantic memory over Delta tables.
 
     \b
     hltm ingest --input samples/hiring/documents.jsonl --root .hltm
     hltm index --root .hltm
     hltm query --root .hltm --scope TENANT/SEAT "what is the typical location?"
 
-    Exit codes: 0 done, 2 wrong settings or data, 3 stopped by a budget or a signal, 1 anything else.
+    Exit codes: 0 done, 2 wrong settings or data, 3 stopped by a budget or a signal, 1 anything
+    else.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"

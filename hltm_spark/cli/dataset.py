@@ -18,7 +18,7 @@ def dataset() -> None:
 @click.argument("target", metavar="OUTPUT")
 @common_options
 def locomo(call: Call, source: str, target: str) -> None:
-    """Write LoCoMo's published file INPUT as documents OUTPUT (JSONL) for conf/conversation.toml."""
+    """Write LoCoMo's file INPUT as documents OUTPUT (JSONL) for conf/conversation.toml."""
     samples = read_locomo(source)
     turns = chain.from_iterable(locomo_documents(sample) for sample in samples)
     count = write_documents(target, turns)

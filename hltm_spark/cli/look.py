@@ -10,7 +10,7 @@ from hltm_spark.cli.options import Call, common_options
 from hltm_spark.cli.run import start_spark
 from hltm_spark.core.errors import SettingsError, ShardNotFound
 from hltm_spark.core.shard import current_version, read_manifest
-from serving import Answer, Context, Hit, MemoryReader, Scope
+from serving import Answer, Context, Hit, MemoryReader, Scope, Usage
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -39,9 +39,7 @@ def query(call: Call, text: str, node: str, *, mode: str, no_answer: bool) -> No
         return
     answer = scope.think_fast(text) if mode == "fast" else scope.answer(text)
     if answer is None:
-        values = {"answer": None, "rationale": "", "citation": [], "hits": [], "documents": []}
-        usage = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        call.report({**values, "usage": usage, "seconds": 0.0, "mode": mode}, ["no stored answer"])
+        call.report(_no_answer_values(mode), ["no stored answer"])
         return
     call.report(_answer_values(answer), _answer_lines(scope, answer))
 
@@ -163,7 +161,10 @@ def _answer_lines(scope: Scope, answer: Answer) -> list[str]:
         text = " ".join(document.text.split())
         shown = text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
         when = f", {document.event_time[:10]}" if document.event_time else ""
-        lines += [f"  {document.doc_id} ({document.kind}{when}) of {document.node_id}", f"    {shown}"]
+        lines += [
+            f"  {document.doc_id} ({document.kind}{when}) of {document.node_id}",
+            f"    {shown}",
+        ]
     if len(answer.documents) > 3:
         lines.append(f"  and {len(answer.documents) - 3} more documents")
     lines.append(
@@ -181,20 +182,30 @@ def _hit_lines(hits: tuple[Hit, ...]) -> list[str]:
     return lines
 
 
+def _no_answer_values(mode: str) -> dict[str, Any]:
+    return {
+        "answer": None,
+        "rationale": "",
+        "citation": [],
+        "hits": [],
+        "documents": [],
+        "usage": asdict(Usage()),
+        "seconds": 0.0,
+        "mode": mode,
+    }
+
+
 def _hit_values(hit: Hit) -> dict[str, Any]:
     return {**asdict(hit), "scores": dict(hit.scores)}
 
 
 def _context_values(context: Context) -> dict[str, Any]:
     return {
-        "answer": None,
-        "rationale": "",
-        "citation": [],
+        **_no_answer_values("collapsed"),
         "hits": [_hit_values(hit) for hit in context.hits],
         "documents": list(context.documents),
         "usage": asdict(context.usage),
         "seconds": context.seconds,
-        "mode": "collapsed",
     }
 
 

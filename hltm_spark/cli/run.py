@@ -25,7 +25,7 @@ logger = logging.getLogger("hltm_spark")
     multiple=True,
     required=True,
     metavar="PATH",
-    help="Delta table, Parquet, JSONL or CSV file, or a folder of them. May be given several times.",
+    help="Delta table, Parquet, JSONL or CSV file, or a folder of them. May be repeated.",
 )
 @click.option(
     "--mode",

@@ -344,7 +344,7 @@ def parse_settings(raw: Mapping[str, Any], *, name: str) -> Settings:
     try:
         return Settings.model_validate(raw)
     except ValidationError as error:
-        details = [_explain(dict(item), raw) for item in error.errors()]
+        details = [_explain(dict(item)) for item in error.errors()]
         raise SettingsError(f"{name}: " + "; ".join(details)) from None
 
 
@@ -380,7 +380,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _explain(item: dict[str, Any], raw: Mapping[str, Any]) -> str:
+def _explain(item: dict[str, Any]) -> str:
     """Say one pydantic error in the project's words: key, rule, value got, what is known."""
     location = [str(part) for part in item["loc"]]
     key = ".".join(location) or "settings"
@@ -402,7 +402,7 @@ def _known(sections: Sequence[str]) -> list[str]:
     for section in sections:
         if section.isdigit():
             continue
-        field = model.model_fields.get(section) if isinstance(model, type) else None
+        field = getattr(model, "model_fields", {}).get(section)
         if field is None:
             return []
         model = _section_of(field.annotation)

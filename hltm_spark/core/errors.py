@@ -14,11 +14,11 @@ class SettingsError(HltmError):
 
 
 class DataError(HltmError):
-    """Raised when an input as a whole cannot be taken; single bad rows become rejects (exit code 2)."""
+    """Raised when an input as a whole cannot be taken; bad rows become rejects (exit code 2)."""
 
 
 class EnvironmentProblem(HltmError):
-    """Raised when this machine lacks something: a Java runtime, a jar, an extra, a key (exit code 2)."""
+    """Raised when this machine lacks something: Java, a jar, an extra, a key (exit code 2)."""
 
 
 class PromptError(SettingsError):

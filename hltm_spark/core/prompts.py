@@ -43,7 +43,9 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 """Response keys of each output (design, section 6)."""
 
 _SHAPE = re.compile(r"\A\+\+\+\n(.*?)\n\+\+\+\n+## system\n(.*?)\n## user\n(.*)\Z", re.DOTALL)
-_TAG = re.compile(r"<(?=/?\s*(?:document|child|documents|children|context|memory|question)\b)", re.I)
+_TAG = re.compile(
+    r"<(?=/?\s*(?:document|child|documents|children|context|memory|question)\b)", re.I
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

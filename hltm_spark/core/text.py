@@ -14,13 +14,16 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\u0e00-\u0e7f"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:['’][^\W_]+)?")
 _IS_CJK = re.compile(rf"[{_CJK}]")
 STOPWORDS = frozenset(
-    """a about above after again all also am an and any are as at be because been before being both
-    but by can could did do does doing don down during each else ever few for from further get got
-    had has have having he her here hers him his how i if in into is it its just kind like ll m
-    many me might mine more most much must my no nor not now of off on once one only or other our
-    ours out over own re s same shall she should so some such t than that the their theirs them
-    then there these they this those through to too under until up us ve very was we were what
-    when where which while who whom whose why will with would you your yours""".split()
+    """
+    a about above after again all also am an and any are as at be because been before being
+    both but by can could did do does doing don down during each else ever few for from
+    further get got had has have having he her here hers him his how i if in into is it its
+    just kind like ll m many me might mine more most much must my no nor not now of off on
+    once one only or other our ours out over own re s same shall she should so some such t
+    than that the their theirs them then there these they this those through to too under
+    until up us ve very was we were what when where which while who whom whose why will with
+    would you your yours
+    """.split()  # noqa: SIM905 - a list of words reads better as words
 )
 _stemmers = threading.local()
 

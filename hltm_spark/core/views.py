@@ -128,7 +128,8 @@ class _ChildItems:
 
     def all_documents(self) -> tuple[str, ...]:
         views = self._child.views
-        return first_documents(d for i in (*views.facets, *views.question_answers) for d in i.documents)
+        of_facets = [d for facet in views.facets for d in facet.documents]
+        return first_documents(of_facets + [d for q in views.question_answers for d in q.documents])
 
 
 def facet_text(name: str, value: str) -> str:

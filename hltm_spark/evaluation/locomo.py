@@ -34,7 +34,9 @@ def read_locomo(path: str) -> list[dict[str, Any]]:
         isinstance(sample, dict) and {"sample_id", "conversation"} <= sample.keys()
         for sample in samples
     ):
-        raise DataError(f"{path!r} is not LoCoMo's file: a list of samples with a conversation each")
+        raise DataError(
+            f"{path!r} is not LoCoMo's file: a list of samples with a conversation each"
+        )
     return samples
 
 

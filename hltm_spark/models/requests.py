@@ -1,4 +1,4 @@
-"""From a node's input to requests, their hashes, and the fingerprint that says what it depends on."""
+"""From a node's input to requests, their hashes, and the fingerprint of what it depends on."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,7 +100,9 @@ def guidance_text(settings: Settings) -> str:
     lines = []
     if settings.facets:
         lines.append("Facet names to use where the inputs say something of the kind:")
-        lines += [_facet_line(facet.name, facet.aliases, facet.description) for facet in settings.facets]
+        lines += [
+            _facet_line(facet.name, facet.aliases, facet.description) for facet in settings.facets
+        ]
     if settings.hints.facets:
         lines.append("Also worth a facet: " + "; ".join(settings.hints.facets))
     if settings.hints.questions:
@@ -119,6 +121,10 @@ def _parameters(settings: Settings) -> str:
     llm = settings.llm
     if llm.provider == "extractive":
         parts: list[Any] = [facet.model_dump(mode="json") for facet in settings.facets]
-        views = settings.views.model_dump(mode="json", include={"min_support", "min_questions", "max_questions"})
-        return fingerprint(parts, views, settings.hints.model_dump(mode="json"), settings.level_names)
+        views = settings.views.model_dump(
+            mode="json", include={"min_support", "min_questions", "max_questions"}
+        )
+        return fingerprint(
+            parts, views, settings.hints.model_dump(mode="json"), settings.level_names
+        )
     return fingerprint(llm.temperature, llm.max_output_tokens, settings.views.max_questions)

@@ -98,9 +98,7 @@ def open_requests(requests: DataFrame, ledger: DataFrame) -> DataFrame:
     """Return the requests without a usable answer, each once: `OPEN_REQUEST` columns."""
     key = ["tenant_id", "request_hash"]
     answered = find_answers(requests.select(*key), ledger).select(*key)
-    return (
-        requests.join(answered, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
-    )
+    return requests.join(answered, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
 
 
 def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFrame:

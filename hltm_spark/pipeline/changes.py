@@ -4,9 +4,9 @@ The feed only names nodes. A moved document names its old and its new leaf, and 
 comes from the pinned snapshot, so nothing is folded and arrival order decides nothing.
 """
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.errors import PySparkException
 
 from hltm_spark.core.errors import DataError
 from hltm_spark.pipeline.root import Root

@@ -78,7 +78,7 @@ class RunContext:
     prompts: NodePrompts
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
-        """Write rows once to the run's staging folder; return them as read from there, and a count."""
+        """Write rows once to the run's staging folder; return them read back, and a count."""
         path = str(self.root.staging(self.run.run_id) / name)
         schema = rows.schema
         rows.write.parquet(path)
@@ -303,9 +303,7 @@ def _answer_wave(
         "tenant_key", salted_key("tenant_id", root)
     )
     ledger = LLM_CALLS.read(spark, root.path)
-    waiting, open_count = context.stage(
-        open_requests(requests.join(payloads, key), ledger), name
-    )
+    waiting, open_count = context.stage(open_requests(requests.join(payloads, key), ledger), name)
     run.cached += max(0, count - open_count)
     if open_count:
         _call(context, waiting, count=open_count)
@@ -391,6 +389,6 @@ def _publish(context: RunContext) -> None:
             "See `hltm runs --failures`, then run again"
         )
     with run.timed("publish"):
-        run.tenants_published = publish(context.spark, context.settings, context.root, run_id=run.run_id)
-
-
+        run.tenants_published = publish(
+            context.spark, context.settings, context.root, run_id=run.run_id
+        )

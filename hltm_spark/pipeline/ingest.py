@@ -7,7 +7,7 @@ they had. `to_document` judges it, without Spark; nothing is ever inferred from 
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,9 +33,7 @@ FORMATS = {
 }
 OPERATIONS = {"": "upsert", "upsert": "upsert", "delete": "delete"}
 
-_CHECKED = struct(
-    {**DOCUMENTS.columns, "op": TEXT, "row": TEXT, "reason": TEXT, "raw": TEXT}
-)
+_CHECKED = struct({**DOCUMENTS.columns, "op": TEXT, "row": TEXT, "reason": TEXT, "raw": TEXT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ def check_rows(rows: DataFrame, settings: Settings, *, salt: str) -> DataFrame:
     """Return one row per input row: the `documents` columns and `op`, or `reason` and `raw`."""
     schema = arrow(_CHECKED)
 
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:
             given = zip(batch["file"].to_pylist(), batch["raw"].to_pylist(), strict=True)
             checked = []
@@ -147,7 +145,9 @@ def ingest(
         outcome = str(root.staging(run_id) / "outcome")
         changes.write.parquet(outcome)
         outcomes = spark.read.parquet(outcome)
-        counts = {row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()}
+        counts = {
+            row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()
+        }
         _apply(outcomes, counts, root)
         rejected = _append_rejects(checked, root, run_id=run_id)
         rows_in = sum(
@@ -158,7 +158,10 @@ def ingest(
     return IngestReport(
         taken=rows_in,
         added=counts.get("added", 0),
-        unchanged=rows_in - counts.get("added", 0) - counts.get("changed", 0) - counts.get("deleted", 0),
+        unchanged=rows_in
+        - counts.get("added", 0)
+        - counts.get("changed", 0)
+        - counts.get("deleted", 0),
         changed=counts.get("changed", 0),
         deleted=counts.get("deleted", 0) + counts.get("absent", 0),
         rejected=rejected,
@@ -180,7 +183,8 @@ def reject_conflicts(checked: DataFrame) -> DataFrame:
         .where("states > 1")
     )
     reason = F.concat(
-        F.lit("doc_id comes "), F.col("states"),
+        F.lit("doc_id comes "),
+        F.col("states"),
         F.lit(" times with different content in one input; keep the newest row"),
     )
     raw = F.to_json(F.struct("tenant_id", "node_id", "doc_id", "op", "kind", "event_time", "text"))
@@ -306,7 +310,9 @@ def _json_object(raw: str) -> dict[str, Any]:
     try:
         fields = json.loads(raw.lstrip("\ufeff"))
     except ValueError as error:
-        raise _RejectedRow(f"row is not JSON ({error.args[0].split(':')[0]}); write one object a line") from None
+        raise _RejectedRow(
+            f"row is not JSON ({error.args[0].split(':')[0]}); write one object a line"
+        ) from None
     except RecursionError:
         raise _RejectedRow("row is nested too deeply; write one flat object a line") from None
     if not isinstance(fields, dict):
@@ -354,7 +360,9 @@ def _document(fields: Mapping[str, Any], settings: Settings, *, salt: str) -> di
         "event_time": event_time,
         "author": metadata.get(names.author, ""),
         "metadata": sorted(metadata.items()),
-        "content_hash": fingerprint(keys, text, kind, stamp, metadata, metadata.get(names.author, "")),
+        "content_hash": fingerprint(
+            keys, text, kind, stamp, metadata, metadata.get(names.author, "")
+        ),
         "op": operation,
     }
 
@@ -388,7 +396,9 @@ def _key(fields: Mapping[str, Any], column: str) -> str | None:
             "write keys as strings, so that '007' stays '007'"
         )
     if not value.strip():
-        raise _RejectedRow(f"{column} is empty; give it a key, or null for a document of the level above")
+        raise _RejectedRow(
+            f"{column} is empty; give it a key, or null for a document of the level above"
+        )
     return _clean(value, column)
 
 
@@ -422,7 +432,9 @@ def _event_time(value: Any, column: str) -> datetime | None:
         time = datetime.fromisoformat(value.strip())
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise _RejectedRow(f"{column} must be ISO 8601, such as 2026-03-04T09:00:00Z, got {value!r}") from None
+        raise _RejectedRow(
+            f"{column} must be ISO 8601, such as 2026-03-04T09:00:00Z, got {value!r}"
+        ) from None
     return time
 
 
@@ -436,7 +448,9 @@ def _metadata(value: Any, column: str) -> dict[str, str]:
         return {}
     if not isinstance(value, dict):
         raise _RejectedRow(f"{column} must be an object of strings, got {type(value).__name__}")
-    return {_clean(k, column): _metadata_value(k, v, column) for k, v in value.items() if v is not None}
+    return {
+        _clean(k, column): _metadata_value(k, v, column) for k, v in value.items() if v is not None
+    }
 
 
 def _metadata_value(name: str, value: Any, column: str) -> str:

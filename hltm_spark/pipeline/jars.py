@@ -117,8 +117,8 @@ def _fetch(jar: Jar, target: Path) -> None:
             raise DeltaJarsMissingError(
                 f"cannot fetch {jar.organisation}:{jar.module}:{jar.revision}:\n"
                 f"{(done.stdout + done.stderr).strip()}\n"
-                "check the network, its proxy and certificates (JAVA_TOOL_OPTIONS), or put the file into "
-                f"{target.parent} by hand"
+                "check the network, its proxy and certificates (JAVA_TOOL_OPTIONS), "
+                f"or put the file into {target.parent} by hand"
             )
         if (got := sha256_of(fetched)) != jar.sha256:
             raise DeltaJarsMissingError(

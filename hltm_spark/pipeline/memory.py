@@ -34,7 +34,11 @@ SUMMARY_REQUESTS = struct(
 def first_requests(inputs: DataFrame) -> DataFrame:
     """Return one row per request of the first wave: tenant_id, node_id, task, request_hash."""
     return inputs.select("tenant_id", "node_id", F.explode("requests").alias("r")).select(
-        "tenant_id", "node_id", "r.task", "r.request_hash", F.lit(None).cast("string").alias("summary")
+        "tenant_id",
+        "node_id",
+        "r.task",
+        "r.request_hash",
+        F.lit(None).cast("string").alias("summary"),
     )
 
 
@@ -47,7 +51,9 @@ def second_requests(inputs: DataFrame, answered: DataFrame, prompts: NodePrompts
         prompts: To render and hash the requests.
     """
     summaries = answered.where("task = 'summary'").select("tenant_id", "node_id", "response")
-    rows = inputs.select("tenant_id", "node_id", "payload").join(summaries, ["tenant_id", "node_id"])
+    rows = inputs.select("tenant_id", "node_id", "payload").join(
+        summaries, ["tenant_id", "node_id"]
+    )
 
     def requests(given: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for row in given:
@@ -152,7 +158,7 @@ def merge_memory(written: DataFrame, removed: DataFrame, root: Root) -> None:
 
 
 def _parse(response: str, task: str, node: NodeInput, prompts: NodePrompts) -> dict[str, Any]:
-    """Return the fields of an answer on record; the call stage found it usable by the same rules."""
+    """Return the fields of an answer on record, which the call stage found usable."""
     return parse_answer(
         response,
         "stop",

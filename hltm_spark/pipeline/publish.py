@@ -151,7 +151,7 @@ def write_shards(
         yield {"tenant_id": tenant_id, "state": state, "folder": str(folder)}
 
 
-def _embed_and_publish(  # noqa: PLR0913 - one call, every name is needed
+def _embed_and_publish(
     spark: SparkSession,
     settings: Settings,
     root: Root,

@@ -46,16 +46,14 @@ CHILD_FIELDS = (
     "one_sentence_summary",
 )
 
-Batches = Iterator[pa.RecordBatch]
+Batches = Iterable[pa.RecordBatch]
 
 
 def document_items(documents: DataFrame, candidates: DataFrame) -> DataFrame:
     """Return the candidates' own documents as items, one row per (node, document)."""
     node = ["tenant_id", "node_id"]
     event_time = F.coalesce(iso_time("event_time"), F.lit(""))
-    body = F.struct(
-        "doc_id", "text", "kind", event_time.alias("event_time"), "author", "metadata"
-    )
+    body = F.struct("doc_id", "text", "kind", event_time.alias("event_time"), "author", "metadata")
     own = documents.select(
         *node,
         F.struct(
@@ -174,7 +172,8 @@ def iso_time(column: str) -> Column:
 
 
 def map_rows(
-    rows: DataFrame, function: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
+    rows: DataFrame,
+    function: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
     schema: t.StructType,
 ) -> DataFrame:
     """Return the rows that a plain generator over dict rows makes of each partition."""

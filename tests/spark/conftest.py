@@ -22,7 +22,7 @@ from tests.builders import settings as make_settings
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session tuned for small data: little compilation, two partitions (one hides order faults)."""
+    """A session for small data: little compilation, two partitions (one hides order faults)."""
     session = make_session(
         "hltm tests",
         extra={

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from hltm_spark.core.errors import DataError
@@ -156,7 +158,10 @@ def test_odd_keys_keep_their_place_in_the_tree(memory: Memory) -> None:
 def test_a_tree_may_have_one_level_or_five(make_memory: MakeMemory, count: int) -> None:
     levels = ["l1", "l2", "l3", "l4", "l5"][:count]
     memory = make_memory(levels)
-    rows = [{**dict.fromkeys(levels, "k"), "doc_id": f"d{n}", "text": "Location: Turku"} for n in range(2)]
+    rows = [
+        {**dict.fromkeys(levels, "k"), "doc_id": f"d{n}", "text": "Location: Turku"}
+        for n in range(2)
+    ]
     memory.ingest(*rows)
 
     run = memory.run()
@@ -199,8 +204,6 @@ def test_a_recreated_documents_table_stops_the_update_with_a_remedy(memory: Memo
     memory.ingest(role("d1", "p1"))
     memory.run()
     memory.spark.sql(f"DROP TABLE {DOCUMENTS.sql_name(memory.root.path)}")
-    import shutil
-
     shutil.rmtree(DOCUMENTS.path(memory.root.path), ignore_errors=True)
     memory.ingest(role("d1", "p1"))
 

@@ -65,9 +65,7 @@ def test_rows_that_contradict_each_other_are_all_rejected(memory: Memory) -> Non
 
 
 def test_a_snapshot_deletes_what_a_present_tenant_no_longer_has(memory: Memory) -> None:
-    memory.ingest(
-        raw_document("d1"), raw_document("d2"), raw_document("d1", contract="globex")
-    )
+    memory.ingest(raw_document("d1"), raw_document("d2"), raw_document("d1", contract="globex"))
 
     report = memory.ingest(raw_document("d2"), mode="snapshot")
 
@@ -116,7 +114,9 @@ def test_every_format_gives_the_same_documents(memory: Memory, spark: SparkSessi
 
 
 def test_typed_keys_are_never_turned_into_text(memory: Memory, spark: SparkSession) -> None:
-    frame = spark.createDataFrame([("acme", 7, "d1", "x")], "contract string, seat int, doc_id string, text string")
+    frame = spark.createDataFrame(
+        [("acme", 7, "d1", "x")], "contract string, seat int, doc_id string, text string"
+    )
 
     report = ingest(rows_of_frame(frame), memory.settings, memory.root)
 
@@ -130,7 +130,7 @@ def test_an_empty_file_is_no_input_row(memory: Memory) -> None:
 
 
 def test_a_missing_path_is_named(spark: SparkSession) -> None:
-    with pytest.raises(DataError, match="no such input: '/nowhere/x.jsonl'"):
+    with pytest.raises(DataError, match=r"no such input: '/nowhere/x\.jsonl'"):
         read_input(spark, ["/nowhere/x.jsonl"])
 
 

@@ -58,7 +58,7 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("levels = [")
 
-    with pytest.raises(SettingsError, match="no configuration file 'nowhere/x.toml'"):
+    with pytest.raises(SettingsError, match=r"no configuration file 'nowhere/x\.toml'"):
         load_settings("nowhere/x.toml")
     with pytest.raises(SettingsError, match="is not TOML"):
         load_settings(str(broken))

@@ -13,7 +13,9 @@ from hltm_spark.core.prompts import (
 from tests.builders import child, document, facet, node
 
 FILE = '+++\nid = "leaf/x"\noutput = "facets"\n+++\n## system\nA $level.\n## user\n$documents\n'
-ALL = [f"{kind}/{task}" for kind in ("leaf", "parent") for tasks in TASKS.values() for task in tasks]
+ALL = [
+    f"{kind}/{task}" for kind in ("leaf", "parent") for tasks in TASKS.values() for task in tasks
+]
 
 
 @pytest.mark.parametrize("prompt_id", [*ALL, "query/facets", "query/answer", "repair/response"])

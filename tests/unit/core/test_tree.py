@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hltm_spark.core.errors import DataError
-from hltm_spark.core.tree import ancestors, encode_key, parent_keys, salted_hash, to_keys, to_node_id
+from hltm_spark.core.tree import (
+    ancestors,
+    encode_key,
+    parent_keys,
+    salted_hash,
+    to_keys,
+    to_node_id,
+)
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 

@@ -28,7 +28,9 @@ def test_an_item_without_sources_stands_on_every_input() -> None:
 
 def test_a_parents_facet_adds_up_the_children_that_state_it() -> None:
     children = [
-        child("acme/s1/p1", facets=(facet("mode", "hybrid", documents=("d1",), support=3, total=4),)),
+        child(
+            "acme/s1/p1", facets=(facet("mode", "hybrid", documents=("d1",), support=3, total=4),)
+        ),
         child("acme/s1/p2", facets=(facet("mode", "Hybrid", documents=("d2",)),)),
         child("acme/s1/p3", facets=(facet("mode", "remote", documents=("d3",)),)),
     ]

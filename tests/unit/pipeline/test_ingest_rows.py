@@ -13,7 +13,9 @@ def checked(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_good_row_becomes_a_document() -> None:
-    row = checked(project="007", event_time="2026-03-04T10:00:00+02:00", metadata={"author": "Aino"})
+    row = checked(
+        project="007", event_time="2026-03-04T10:00:00+02:00", metadata={"author": "Aino"}
+    )
 
     assert row["node_id"] == "acme/s1/007"
     assert row["keys"] == ["acme", "s1", "007"]
@@ -22,7 +24,9 @@ def test_a_good_row_becomes_a_document() -> None:
     assert "reason" not in row
 
 
-@pytest.mark.parametrize("project", ["007", "7", "7.0", " 7", "a/b", "é", "e\u0301", "😀", "9007199254740993"])
+@pytest.mark.parametrize(
+    "project", ["007", "7", "7.0", " 7", "a/b", "é", "e\u0301", "😀", "9007199254740993"]
+)
 def test_keys_stay_as_they_are(project: str) -> None:
     assert checked(project=project)["keys"][-1] == project
 
