@@ -29,7 +29,7 @@ def assemble_views(node: NodeInput, fields: Mapping[str, Any]) -> Views:
             one_sentence_summary. Sources are ids of the node's inputs; an item without sources
             stands on all of them. A missing key leaves its view empty.
     """
-    trace = _Trace(node)
+    trace = _Trace(node, fields.get("facets", ()))
     facets = [trace.facet(item) for item in fields.get("facets", ())]
     pairs = [trace.question_answer(item) for item in fields.get("question_answers", ())]
     return Views(
@@ -44,10 +44,15 @@ def assemble_views(node: NodeInput, fields: Mapping[str, Any]) -> Views:
 class _Trace:
     """Follows cited ids of one node to documents, counts and times."""
 
-    def __init__(self, node: NodeInput) -> None:
+    def __init__(self, node: NodeInput, facets: Iterable[Mapping[str, Any]]) -> None:
         self._node = node
         self._children = {child.node_id: _ChildItems(child) for child in node.children}
         self._documents = {document.doc_id: document for document in node.documents}
+        self._own_names = {
+            str(item["name"]).casefold()
+            for item in facets
+            if not self._documents.keys().isdisjoint(self._sources(item))
+        }
 
     def facet(self, item: Mapping[str, Any]) -> FacetValue:
         name, value = str(item["name"]), str(item["value"])
@@ -61,7 +66,7 @@ class _Trace:
             sources=sources,
             documents=self._documents_behind(sources, lambda c: c.facet_documents(name, value)),
             support=max(1, sum(match.support for match in matches) + bool(own)),
-            total=max(1, self._total(name, has_own=bool(own))),
+            total=max(1, self._total(name)),
             latest_at=max(times, default=""),
         )
 
@@ -82,8 +87,10 @@ class _Trace:
         child = self._children.get(source)
         return child.facet(name, value) if child else None
 
-    def _total(self, name: str, *, has_own: bool) -> int:
-        return sum(child.total(name) for child in self._children.values()) + has_own
+    def _total(self, name: str) -> int:
+        """Return how many nodes state any value of that name, this one's own documents as one."""
+        below = sum(child.total(name) for child in self._children.values())
+        return below + (name.casefold() in self._own_names)
 
     def _documents_behind(self, sources: Iterable[str], of_child: Any) -> tuple[str, ...]:
         found: list[str] = []

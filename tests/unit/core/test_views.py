@@ -53,6 +53,18 @@ def test_an_inner_nodes_own_document_counts_once() -> None:
     assert visa.documents == ("policy",)
 
 
+def test_every_value_of_a_facet_has_the_same_total() -> None:
+    given = node(child("acme/s1/p1", facets=(facet("visa", "no"),)), document("policy"))
+    fields = {
+        "facets": [
+            {"name": "visa", "value": "no", "sources": ["acme/s1/p1"]},
+            {"name": "visa", "value": "yes", "sources": ["policy"]},
+        ]
+    }
+
+    assert [f.total for f in assemble_views(given, fields).facets] == [2, 2]
+
+
 def test_a_reworded_value_still_leads_to_the_documents_of_that_facet() -> None:
     given = node(child("acme/s1/p1", facets=(facet("city", "Turku (FI)", documents=("d9",)),)))
     fields = {"facets": [{"name": "city", "value": "Turku", "sources": ["acme/s1/p1"]}]}
