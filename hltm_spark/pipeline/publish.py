@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.records import fingerprint
-from hltm_spark.core.shard import publish_version, remove_tenant
+from hltm_spark.core.shard import FORMAT_VERSION, publish_version, remove_tenant
 from hltm_spark.core.shard_writer import ShardWriter
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.embed import embed_texts, open_texts
@@ -58,6 +58,7 @@ def tenant_states(memory: DataFrame, documents: DataFrame, settings: Settings) -
     nodes = _digest(memory, "node_id", "memory_fingerprint", "status")
     texts = _digest(documents, "node_id", "doc_id", "content_hash")
     format_of_shard = fingerprint(
+        FORMAT_VERSION,
         settings.embedding.model_name,
         settings.views.evidence.model_dump(mode="json"),
         settings.level_names,
