@@ -54,9 +54,12 @@ types: $(STAMP) ## Types, strict
 test-fast: $(STAMP) ## Tests without a JVM
 	@$(PYTEST) tests/unit tests/serving
 
-test: $(STAMP) ## Every test
+test: $(STAMP) ## Every test but the slow ones
 	@$(PYTEST) tests/unit tests/serving
-	@$(PYTEST) tests --ignore=tests/unit --ignore=tests/serving
+	@$(PYTEST) -m "not soak" tests --ignore=tests/unit --ignore=tests/serving
+
+soak: $(STAMP) ## The slow Spark tests
+	@$(PYTEST) -m soak tests/spark
 
 cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 	@$(PYTEST) --cov --cov-report=term tests
@@ -64,12 +67,6 @@ cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 check: lint types test ## Lint, types, every test
 
 ##@ Make
-golden: $(STAMP) ## Write the golden prompts anew, for review
-	@$(BIN)/python -m tests.golden
-
-bench: $(STAMP) ## Measure retrieval on LoCoMo (LOCOMO=FILE) and the pipeline
-	@$(BIN)/python benchmarks/locomo_recall.py $(LOCOMO)
-
 wheel: $(STAMP) ## Build the wheel, and the same as .zip for spark-submit --py-files
 	@rm -rf dist && $(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
 	@cp dist/hltm_spark-*.whl dist/hltm_spark.zip && ls dist
@@ -81,4 +78,4 @@ lock: ## Pin every dependency anew (needs uv)
 clean: ## Remove what the demo and the tools left
 	@rm -rf .demo build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo format lint types test-fast test cov check golden bench wheel lock clean
+.PHONY: help setup demo format lint types test-fast test soak cov check wheel lock clean

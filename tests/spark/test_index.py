@@ -31,6 +31,7 @@ def test_documents_become_a_tree_with_views_on_every_level(memory: Memory) -> No
     assert [nodes[n]["depth"] for n in sorted(nodes)] == [0, 1, 2, 2]
 
 
+@pytest.mark.soak
 def test_a_citation_at_the_root_resolves_to_documents(memory: Memory) -> None:
     memory.ingest(role("d1", "p1", Location="Turku"), role("d2", "p2", Location="Turku"))
     memory.run()
@@ -70,6 +71,7 @@ def test_an_update_writes_only_the_changed_leaf_and_its_ancestors(memory: Memory
     assert run.nodes_touched == 3
 
 
+@pytest.mark.soak
 def test_a_leaf_whose_views_came_out_the_same_stops_there(memory: Memory) -> None:
     memory.ingest(role("d1", "p1", Location="Turku"))
     memory.run()
@@ -80,6 +82,7 @@ def test_a_leaf_whose_views_came_out_the_same_stops_there(memory: Memory) -> Non
     assert run.nodes_touched == 1
 
 
+@pytest.mark.soak
 def test_a_moved_document_leaves_its_old_leaf(memory: Memory) -> None:
     memory.ingest(role("d1", "p1", Location="Turku"), role("d2", "p2", Location="Oulu"))
     memory.run()
@@ -106,6 +109,7 @@ def test_a_deletion_reaches_every_ancestor_and_empties_the_tree(memory: Memory) 
     assert run.nodes_removed == 3
 
 
+@pytest.mark.soak
 def test_updates_in_any_order_equal_a_rebuild(memory: Memory) -> None:
     memory.ingest(*(role(f"d{n}", f"p{n % 3}", Location=f"City {n % 2}") for n in range(9)))
     memory.run()
@@ -144,6 +148,7 @@ def test_two_tenants_with_equal_keys_stay_apart(memory: Memory) -> None:
     assert all("Ak" not in row["response"] for row in calls)
 
 
+@pytest.mark.soak
 def test_odd_keys_keep_their_place_in_the_tree(memory: Memory) -> None:
     keys = ["007", "7", "a/b", "é", "e\u0301", "😀", "..", "100%"]
     memory.ingest(*(raw_document(f"d{i}", project=key) for i, key in enumerate(keys)))
@@ -188,6 +193,7 @@ def test_an_empty_input_makes_an_empty_tree(memory: Memory) -> None:
     assert (run.status, run.documents, run.nodes_written) == ("done", 0, 0)
 
 
+@pytest.mark.soak
 def test_both_layouts_write_the_same_tree_shape(make_memory: MakeMemory) -> None:
     runs = {}
     for layout in ("fused", "separate"):
@@ -200,6 +206,7 @@ def test_both_layouts_write_the_same_tree_shape(make_memory: MakeMemory) -> None
     assert runs["separate"].calls == 12
 
 
+@pytest.mark.soak
 def test_a_recreated_documents_table_stops_the_update_with_a_remedy(memory: Memory) -> None:
     memory.ingest(role("d1", "p1"))
     memory.run()
@@ -212,6 +219,7 @@ def test_a_recreated_documents_table_stops_the_update_with_a_remedy(memory: Memo
     assert memory.run("index").status == "done"
 
 
+@pytest.mark.soak
 def test_nothing_is_left_in_staging_and_journal(memory: Memory) -> None:
     memory.ingest(role("d1", "p1"))
     memory.run()

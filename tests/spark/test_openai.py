@@ -39,7 +39,9 @@ def served(make_memory: MakeMemory, base_url: str, **sections: object) -> Memory
 def test_a_tree_is_written_published_and_asked_through_the_faults_of_a_server(
     make_memory: MakeMemory,
 ) -> None:
-    with serve_llm([format_refused(), rate_limited(), broken_json()], dimension=DIMENSION) as server:
+    with serve_llm(
+        [format_refused(), rate_limited(), broken_json()], dimension=DIMENSION
+    ) as server:
         memory = served(make_memory, server.base_url)
         memory.ingest(*ROWS)
 
@@ -58,6 +60,7 @@ def test_a_tree_is_written_published_and_asked_through_the_faults_of_a_server(
     assert cited == {"d1", "d2"}
 
 
+@pytest.mark.soak
 def test_four_calls_a_node_in_the_separate_layout(make_memory: MakeMemory) -> None:
     with serve_llm(dimension=DIMENSION) as server:
         memory = served(make_memory, server.base_url, views={"layout": "separate"})
@@ -90,6 +93,7 @@ def test_a_refused_document_fails_alone_and_is_tried_again(make_memory: MakeMemo
     assert memory.read(FAILURES).count() == 0
 
 
+@pytest.mark.soak
 def test_a_wrong_key_stops_the_run_at_once(make_memory: MakeMemory) -> None:
     rows = [raw_document(f"d{n}", project=f"p{n}") for n in range(40)]
     with serve_llm(lambda _call: unauthorized(), dimension=DIMENSION) as server:

@@ -46,6 +46,7 @@ def test_the_reader_answers_from_what_the_pipeline_published(memory: Memory) -> 
     assert "Boden" not in str(reader(memory).scope("acme").retrieve("location").hits)
 
 
+@pytest.mark.soak
 def test_only_a_tenant_that_changed_is_published_again(memory: Memory) -> None:
     memory.ingest(*ROWS)
     memory.run(is_publishing=True)
@@ -71,6 +72,7 @@ def test_a_run_that_died_before_publishing_leaves_nothing_stale(memory: Memory) 
     assert publish_only(memory.spark, memory.settings, memory.root).tenants_published == 0
 
 
+@pytest.mark.soak
 def test_a_tenant_without_documents_loses_its_shard(memory: Memory) -> None:
     memory.ingest(*ROWS)
     memory.run(is_publishing=True)
@@ -94,6 +96,7 @@ def test_a_rebuild_publishes_the_same_bytes(memory: Memory, tmp_path: Path) -> N
     assert shard_bytes(rebuilt) == shard_bytes(memory)
 
 
+@pytest.mark.soak
 def test_each_text_is_embedded_once_per_tenant(memory: Memory) -> None:
     memory.ingest(*ROWS)
     memory.run(is_publishing=True)
