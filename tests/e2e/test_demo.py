@@ -34,7 +34,7 @@ def test_the_demo_answers_its_questions_right(shown: str) -> None:
     questions = json.loads((CHECKOUT / "samples/hiring/questions.json").read_text("utf-8"))[:3]
 
     for question in questions:
-        answer = shown.split(question["question"])[-1].split("because:")[0]
+        answer = shown.rsplit(question["question"], maxsplit=1)[-1].split("because:", maxsplit=1)[0]
         assert any(text.lower() in answer.lower() for text in question["accept"])
 
 
@@ -43,7 +43,7 @@ def test_the_demo_writes_only_the_edited_leaves_and_their_ancestors(shown: str) 
     paths = [(e["contract"], e["seat"], e["project"]) for e in map(json.loads, edits)]
     expected = {"/".join(path[:n]) for path in paths for n in (1, 2, 3)}
 
-    written = shown.split(" wrote:")[1].split("\n==")[0].split()
+    written = shown.split(" wrote:")[1].split("\n==", maxsplit=1)[0].split()
 
     assert set(written) == expected
 
