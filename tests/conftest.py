@@ -3,6 +3,10 @@
 import os
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("hltm", deadline=None)  # a loaded machine is no fault of the code
+settings.load_profile("hltm")
 
 
 @pytest.hookimpl(trylast=True)

