@@ -7,6 +7,7 @@ from typing import Any, Self
 from hltm_spark.core.config import Settings
 from hltm_spark.core.prompts import TASKS, Prompt, load_prompt, node_values
 from hltm_spark.core.records import NodeInput, fingerprint
+from hltm_spark.models.answering import REPAIR
 from hltm_spark.models.llm import Request
 
 WAVES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -14,8 +15,6 @@ WAVES: dict[str, tuple[tuple[str, ...], ...]] = {
     "fused": (("fused",),),
 }
 """Tasks that can be asked together: the one-sentence summary is written from the detailed one."""
-
-REPAIR = "repair/response"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from pyspark.sql import functions as F
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import LlmError, LlmStopError
 from hltm_spark.core.records import NodeInput, fingerprint
-from hltm_spark.models.answering import ask
+from hltm_spark.models.answering import REPAIR, ask
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
-from hltm_spark.models.requests import REPAIR, NodePrompts
+from hltm_spark.models.requests import NodePrompts
 from hltm_spark.models.tokens import estimate_tokens
 from hltm_spark.pipeline.requests import map_rows
 from hltm_spark.pipeline.root import Root

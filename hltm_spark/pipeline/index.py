@@ -366,17 +366,7 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     rows, count = context.stage(changes, "failures")
     if not count:
         return
-    names = ", ".join(FAILURES.columns)
-    values = ", ".join(f"s.{c}" for c in FAILURES.columns)
-    sets = ", ".join(f"t.{c} = s.{c}" for c in FAILURES.columns)
-    FAILURES.merge(
-        rows,
-        root.path,
-        clauses=(
-            f"WHEN MATCHED AND s.is_settled THEN DELETE WHEN MATCHED THEN UPDATE SET {sets} "
-            f"WHEN NOT MATCHED AND NOT s.is_settled THEN INSERT ({names}) VALUES ({values})"
-        ),
-    )
+    FAILURES.merge(rows, root.path, delete_when="s.is_settled")
 
 
 def _publish(context: RunContext) -> None:

@@ -144,17 +144,7 @@ def merge_memory(written: DataFrame, removed: DataFrame, root: Root) -> None:
     missing = [c for c in MEMORY.columns if c not in gone.columns]
     gone = gone.withColumns({c: F.lit(None).cast(MEMORY.columns[c]) for c in missing})
     source = rows.unionByName(gone.withColumn("is_removed", F.lit(True)))
-    assignments = ", ".join(f"t.`{c}` = s.`{c}`" for c in MEMORY.columns)
-    names = ", ".join(f"`{c}`" for c in MEMORY.columns)
-    values = ", ".join(f"s.`{c}`" for c in MEMORY.columns)
-    MEMORY.merge(
-        source,
-        root.path,
-        clauses=(
-            f"WHEN MATCHED AND s.is_removed THEN DELETE WHEN MATCHED THEN UPDATE SET {assignments} "
-            f"WHEN NOT MATCHED AND NOT s.is_removed THEN INSERT ({names}) VALUES ({values})"
-        ),
-    )
+    MEMORY.merge(source, root.path, delete_when="s.is_removed")
 
 
 def _parse(response: str, task: str, node: NodeInput, prompts: NodePrompts) -> dict[str, Any]:

@@ -104,19 +104,26 @@ class Table:
         """Add rows by a plain append."""
         rows.select(*self.columns).write.format("delta").mode("append").save(self.path(root))
 
-    def merge(self, source: DataFrame, root: str, *, clauses: str) -> None:
+    def merge(self, source: DataFrame, root: str, *, delete_when: str) -> None:
         """Merge rows that were read back from a file or table, never a frame that calls a model.
 
         Args:
-            source: Rows with the key columns; `s` in the clauses, the table is `t`.
+            source: Rows with all columns; those to delete need only the key.
             root: Storage root.
-            clauses: The WHEN clauses.
+            delete_when: SQL condition on a source row `s` that deletes its match; any other row
+                updates its match or is inserted.
         """
         view = f"merge_into_{self.name}"
         source.createOrReplaceTempView(view)
         on = " AND ".join(f"t.{column} = s.{column}" for column in self.key)
+        sets = ", ".join(f"t.`{column}` = s.`{column}`" for column in self.columns)
+        names = ", ".join(f"`{column}`" for column in self.columns)
+        values = ", ".join(f"s.`{column}`" for column in self.columns)
         source.sparkSession.sql(
-            f"MERGE INTO {self.sql_name(root)} t USING {view} s ON {on} {clauses}"
+            f"MERGE INTO {self.sql_name(root)} t USING {view} s ON {on} "
+            f"WHEN MATCHED AND {delete_when} THEN DELETE "
+            f"WHEN MATCHED THEN UPDATE SET {sets} "
+            f"WHEN NOT MATCHED AND NOT ({delete_when}) THEN INSERT ({names}) VALUES ({values})"
         )
         source.sparkSession.catalog.dropTempView(view)
 

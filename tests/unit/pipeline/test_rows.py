@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hltm_spark.pipeline.ingest import to_document
+from hltm_spark.pipeline.rows import to_document
 from tests.builders import raw_document, settings
 
 
