@@ -15,7 +15,7 @@ PYTEST := HLTM_NO_SKIPS=1 $(BIN)/python -m pytest
 ##@ Start here
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make the virtual environment, with Java and the Delta jars where missing
 
@@ -66,6 +66,14 @@ cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 
 check: lint types test ## Lint, types, every test
 
+##@ Measure
+bench: $(STAMP) ## Benchmarks, printed as ratios of one run
+	@echo "retrieval needs LoCoMo's published file: make bench-retrieval LOCOMO=path/to/locomo10.json"
+
+bench-retrieval: $(STAMP) ## Retrieval beside plain baselines, over LOCOMO=file
+	@test -n "$(LOCOMO)" || { echo "no file; run: make bench-retrieval LOCOMO=path/to/locomo10.json"; exit 1; }
+	@$(BIN)/python benchmarks/retrieval.py --locomo "$(LOCOMO)"
+
 ##@ Make
 wheel: $(STAMP) ## Build the wheel, and the same as .zip for spark-submit --py-files
 	@rm -rf dist && $(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
@@ -78,4 +86,4 @@ lock: ## Pin every dependency anew (needs uv)
 clean: ## Remove what the demo and the tools left
 	@rm -rf .demo build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo format lint types test-fast test soak cov check wheel lock clean
+.PHONY: help setup demo format lint types test-fast test soak cov check bench bench-retrieval wheel lock clean

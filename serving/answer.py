@@ -9,9 +9,9 @@ from typing import Any
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.prompts import Prompt, escape_attribute, escape_text, load_prompt
+from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models.answering import ask
 from hltm_spark.models.llm import Completion, LlmClient, Request
-from hltm_spark.models.tokens import estimate_tokens
 from serving.results import Context, Hit, Usage
 
 SHOWN_DOCUMENTS = 3

@@ -16,7 +16,7 @@ from hltm_spark import __version__
 from hltm_spark.cli.dataset import dataset
 from hltm_spark.cli.look import query, runs, show
 from hltm_spark.cli.run import index, ingest, publish, update
-from hltm_spark.core.errors import HltmError
+from hltm_spark.core.errors import HltmError, StoppedError, TooManyFailuresError
 
 STOPPED, WRONG, FAILED = 3, 2, 1
 
@@ -60,7 +60,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         )
     except HltmError as error:
         click.echo(f"hltm: {error}", err=True)
-        return WRONG
+        return _code_of(error)
     except click.ClickException as error:
         error.show()
         return WRONG
@@ -71,6 +71,12 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         _tell(error)
         return FAILED
     return 0
+
+
+def _code_of(error: HltmError) -> int:
+    if isinstance(error, StoppedError):
+        return STOPPED
+    return FAILED if isinstance(error, TooManyFailuresError) else WRONG
 
 
 def _tell(error: Exception) -> None:

@@ -206,10 +206,13 @@ class Budgets(_Section):
     Attributes:
         max_input_tokens: Tokens of one node's rendered input.
         max_failure_ratio: Share of nodes that may fail before publishing stops.
+        small_run_nodes: A run of at most this many nodes works in one process: few Spark jobs.
+            0 gives every run to Spark.
     """
 
     max_input_tokens: Positive = 24_000
     max_failure_ratio: Share = 0.2
+    small_run_nodes: Annotated[int, Field(ge=0)] = 500
 
 
 class EvidenceWeights(_Section):
@@ -257,10 +260,12 @@ class Storage(_Section):
     Attributes:
         root: Folder with tables/, shards/, journal/, staging/.
         keep_versions: Shard versions kept for readers that still have one open.
+        lease_ttl_s: Seconds without a sign of life after which a run's lease may be taken over.
     """
 
     root: str = ""
     keep_versions: Positive = 3
+    lease_ttl_s: Annotated[float, Field(ge=1)] = 120.0
 
 
 class Price(_Section):

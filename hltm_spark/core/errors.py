@@ -46,11 +46,30 @@ class LlmError(HltmError):
 
 
 class LlmStopError(HltmError):
-    """Raised when no further request can succeed: bad key, unknown model, exhausted quota."""
+    """Raised when no further request can succeed: bad key, unknown model, exhausted quota.
+
+    What was paid until then is kept (exit code 2: another try alone does not help).
+    """
 
 
 class EmbeddingError(HltmError):
     """Raised when an embedding endpoint or model returns something that cannot be stored."""
+
+
+class StoppedError(HltmError):
+    """Base of what ends a run early with everything so far kept: run it again (exit code 3)."""
+
+
+class LeaseHeldError(StoppedError):
+    """Raised when another run on the same storage root did not end while this one waited."""
+
+
+class LeaseLostError(StoppedError):
+    """Raised when a run may write no more, because its lease lapsed or was taken over."""
+
+
+class TooManyFailuresError(HltmError):
+    """Raised when so many nodes failed that shards stay as they were; a later run may do better."""
 
 
 class ReaderError(HltmError):

@@ -129,8 +129,9 @@ def escape_attribute(text: str) -> str:
 
 
 def render_document(document: Document) -> str:
-    """Return a document as the prompt shows it: id, kind, time and metadata, then its text."""
+    """Return a document as the prompt shows it: id, kind, time, metadata, then its text."""
     shown = {"id": document.doc_id, "kind": document.kind, "time": document.event_time}
+    shown |= {"part": document.part}
     shown |= dict(sorted(document.metadata.items()))
     attributes = "".join(
         f' {re.sub(r"[^A-Za-z0-9_-]", "_", name)}="{escape_attribute(value)}"'
@@ -141,13 +142,22 @@ def render_document(document: Document) -> str:
 
 
 def render_child(child: Child) -> str:
-    """Return a child as its parent's prompt shows it: facets, pairs, then the summary."""
+    """Return a child as its parent's prompt shows it: facets, pairs, then the summary.
+
+    A group of children says how many it stands for, and how many of them state each value.
+    """
     views = child.views
     time = f' time="{escape_attribute(child.latest_at)}"' if child.latest_at else ""
-    lines = [f'<child id="{escape_attribute(child.node_id)}"{time}>']
+    size = f' stands-for="{child.size}"' if child.is_group else ""
+    lines = [f'<child id="{escape_attribute(child.node_id)}"{time}{size}>']
     if views.facets:
         lines.append("facets:")
-        lines += [f"- {escape_text(f'{f.name}: {f.value}')}" for f in views.facets]
+        is_counted = child.is_group and not child.is_own
+        lines += [
+            f"- {escape_text(f'{f.name}: {f.value}')}"
+            + (f" ({f.support} of {f.total})" if is_counted else "")
+            for f in views.facets
+        ]
     if views.question_answers:
         lines.append("question-answer pairs:")
         lines += [f"- {escape_text(f'{q.question} {q.answer}')}" for q in views.question_answers]

@@ -14,10 +14,21 @@ from typing import Any, Self
 MAX_DOCUMENTS = 32
 """Documents kept with one facet value or answer: the first in document order."""
 
+FIRST_PART = "start-"
+
+MAX_SOURCES = 64
+"""Ids kept with one item of a node that was written from groups: the first, own documents last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One raw document as a node's input. `author` is the metadata value that conf names."""
+    """One raw document as a node's input, or one part of a long one.
+
+    Attributes:
+        author: The metadata value that conf names.
+        part: Label of the part, as the prompt shows it; empty for a whole document. The first
+            part's starts with `FIRST_PART`.
+    """
 
     doc_id: str
     text: str
@@ -25,12 +36,25 @@ class Document:
     event_time: str = ""
     author: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    part: str = ""
+
+    @property
+    def is_start(self) -> bool:
+        """True for a whole document and for the first part of one: what counts as a document."""
+        return not self.part or self.part.startswith(FIRST_PART)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         """Build from its JSON form; absent fields take their defaults."""
         known = {name: raw[name] for name in cls.__slots__ if raw.get(name) is not None}
         return cls(**known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; `part` only where there is one."""
+        raw = asdict(self)
+        if not self.part:
+            del raw["part"]
+        return raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +151,24 @@ class Views:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A child node as its parent's input."""
+    """A child node as its parent's input, or a group of the parent's inputs written as one.
+
+    Attributes:
+        node_id: The child's id; of a group `<node_id>/~<key>`, which no view may keep.
+        latest_at: Time of the newest document in or under it.
+        is_group: True for a group of children or of own documents.
+        size: Real children, or own documents, that it stands for.
+        is_own: True for a group written from the node's own documents.
+        sources: Ids of the real inputs behind a group, the first `MAX_SOURCES`; else empty.
+    """
 
     node_id: str
     views: Views
     latest_at: str = ""
+    is_group: bool = False
+    size: int = 1
+    is_own: bool = False
+    sources: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
@@ -140,7 +177,18 @@ class Child:
             node_id=raw["node_id"],
             views=Views.from_dict(raw),
             latest_at=raw.get("latest_at") or "",
+            is_group=bool(raw.get("is_group")),
+            size=int(raw.get("size", 1)),
+            is_own=bool(raw.get("is_own")),
+            sources=tuple(raw.get("sources") or ()),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form that `from_dict` takes; a group's fields only where it is one."""
+        raw = {"node_id": self.node_id, "latest_at": self.latest_at, **self.views.to_dict()}
+        if self.is_group:
+            raw |= {"is_group": True, "size": self.size, "sources": list(self.sources)}
+        return raw | ({"is_own": True} if self.is_own else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +217,8 @@ class NodeInput:
     @property
     def source_ids(self) -> tuple[str, ...]:
         """Ids that a response may cite, in prompt order: children first, then documents."""
-        return (*(c.node_id for c in self.children), *(d.doc_id for d in self.documents))
+        ids = (*(c.node_id for c in self.children), *(d.doc_id for d in self.documents))
+        return tuple(dict.fromkeys(ids))  # parts of one document share its id
 
     @property
     def latest_at(self) -> str:
@@ -190,16 +239,12 @@ class NodeInput:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form that `from_dict` takes."""
-        children = [
-            {"node_id": c.node_id, "latest_at": c.latest_at, **c.views.to_dict()}
-            for c in self.children
-        ]
         return {
             "tenant_id": self.tenant_id,
             "node_id": self.node_id,
             "level": self.level,
-            "documents": [asdict(document) for document in self.documents],
-            "children": children,
+            "documents": [document.to_dict() for document in self.documents],
+            "children": [child.to_dict() for child in self.children],
         }
 
 

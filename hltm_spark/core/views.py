@@ -2,13 +2,17 @@
 
 A response cites the node's inputs: documents, or children. A cited child is followed to the
 documents behind the same facet or question there, so that a citation at the root resolves to
-documents without walking the tree.
+documents without walking the tree. A cited group of inputs is replaced by the inputs themselves:
+a node's views do not show whether it was written at once or in groups.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hltm_spark.core.citing import GroupIds
 from hltm_spark.core.records import (
+    MAX_SOURCES,
     Child,
     Document,
     FacetValue,
@@ -17,6 +21,8 @@ from hltm_spark.core.records import (
     Views,
     first_documents,
 )
+
+_COUNT = re.compile(r"\s*\(\d+ of \d+\)$")  # as a prompt shows a group's facet
 
 
 def assemble_views(node: NodeInput, fields: Mapping[str, Any]) -> Views:
@@ -28,68 +34,99 @@ def assemble_views(node: NodeInput, fields: Mapping[str, Any]) -> Views:
             sources}], question_answers as [{question, answer, sources}], rationale, summary,
             one_sentence_summary. Sources are ids of the node's inputs; an item without sources
             stands on all of them. A missing key leaves its view empty.
+
+    Returns:
+        Views whose sources are ids of children and documents, at most `MAX_SOURCES` an item where
+        groups were among the inputs.
     """
     trace = _Trace(node, fields.get("facets", ()))
+    text_of = trace.groups.replace_in
     facets = [trace.facet(item) for item in fields.get("facets", ())]
     pairs = [trace.question_answer(item) for item in fields.get("question_answers", ())]
     return Views(
         facets=tuple(sorted(facets, key=lambda facet: facet.name)),
         question_answers=tuple(pairs),
-        rationale=fields.get("rationale", ""),
-        summary=fields.get("summary", ""),
-        one_sentence_summary=fields.get("one_sentence_summary", ""),
+        rationale=text_of(fields.get("rationale", "")),
+        summary=text_of(fields.get("summary", "")),
+        one_sentence_summary=text_of(fields.get("one_sentence_summary", "")),
     )
 
 
 class _Trace:
-    """Follows cited ids of one node to documents, counts and times."""
+    """Follows cited ids of one node to real ids, documents, counts and times."""
 
     def __init__(self, node: NodeInput, facets: Iterable[Mapping[str, Any]]) -> None:
+        self.groups = GroupIds(node)
         self._node = node
         self._children = {child.node_id: _ChildItems(child) for child in node.children}
+        self._has_groups = any(child.is_group for child in node.children)
+        own = [d.doc_id for d in node.documents] + [c.node_id for c in node.children if c.is_own]
+        self._own = frozenset(own)
         self._documents = {document.doc_id: document for document in node.documents}
         self._own_names = {
             str(item["name"]).casefold()
             for item in facets
-            if not self._documents.keys().isdisjoint(self._sources(item))
+            if not self._own.isdisjoint(self._cited(item))
         }
 
     def facet(self, item: Mapping[str, Any]) -> FacetValue:
-        name, value = str(item["name"]), str(item["value"])
-        sources = self._sources(item)
-        matches = [m for s in sources if (m := self._facet_of_child(s, name, value))]
-        own = [self._documents[s] for s in sources if s in self._documents]
-        times = [document.event_time for document in own] + [m.latest_at for m in matches]
+        name, value = self._text(item["name"]), self._value(item["value"])
+        cited = self._cited(item)
+        below = [m for s in cited if s not in self._own and (m := self._match(s, name, value))]
+        own = [m for s in cited if s in self._own and (m := self._match(s, name, value))]
+        times = [self._documents[s].event_time for s in cited if s in self._documents]
+        times += [match.latest_at for match in (*below, *own)]
+        is_own = not self._own.isdisjoint(cited)
         return FacetValue(
             name=name,
             value=value,
-            sources=sources,
-            documents=self._documents_behind(sources, lambda c: c.facet_documents(name, value)),
-            support=max(1, sum(match.support for match in matches) + bool(own)),
+            sources=self._sources(cited, lambda c: c.facet_sources(name, value)),
+            documents=self._documents_behind(cited, lambda c: c.facet_documents(name, value)),
+            support=max(1, sum(match.support for match in below) + is_own),
             total=max(1, self._total(name)),
             latest_at=max(times, default=""),
         )
 
     def question_answer(self, item: Mapping[str, Any]) -> QuestionAnswer:
-        sources = self._sources(item)
+        cited = self._cited(item)
         question = str(item["question"])
         return QuestionAnswer(
-            question=question,
-            answer=str(item["answer"]),
-            sources=sources,
-            documents=self._documents_behind(sources, lambda c: c.question_documents(question)),
+            question=self._text(question),
+            answer=self._text(item["answer"]),
+            sources=self._sources(cited, lambda c: c.question_sources(question)),
+            documents=self._documents_behind(cited, lambda c: c.question_documents(question)),
         )
 
-    def _sources(self, item: Mapping[str, Any]) -> tuple[str, ...]:
+    def _text(self, raw: Any) -> str:
+        return self.groups.replace_in(str(raw))
+
+    def _value(self, raw: Any) -> str:
+        text = self._text(raw)
+        return (_COUNT.sub("", text) or text) if self._has_groups else text
+
+    def _cited(self, item: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(item.get("sources") or ())) or self._node.source_ids
 
-    def _facet_of_child(self, source: str, name: str, value: str) -> FacetValue | None:
+    def _sources(self, cited: Iterable[str], of_group: Any) -> tuple[str, ...]:
+        """Return the real ids behind what was cited; where there are many, own ones stay."""
+        below: list[str] = []
+        own: list[str] = []
+        for source in cited:
+            child = self._children.get(source)
+            found = of_group(child) if child and child.is_group else (source,)
+            (own if source in self._own else below).extend(found)
+        ids, own_ids = tuple(dict.fromkeys(below)), tuple(dict.fromkeys(own))
+        if not self._has_groups:
+            return tuple(dict.fromkeys(cited))
+        return (*ids[: MAX_SOURCES - bool(own_ids)], *own_ids)[:MAX_SOURCES]
+
+    def _match(self, source: str, name: str, value: str) -> FacetValue | None:
         child = self._children.get(source)
         return child.facet(name, value) if child else None
 
     def _total(self, name: str) -> int:
         """Return how many nodes state any value of that name, this one's own documents as one."""
-        below = sum(child.total(name) for child in self._children.values())
+        below = sum(c.total(name) for s, c in self._children.items() if s not in self._own)
         return below + (name.casefold() in self._own_names)
 
     def _documents_behind(self, sources: Iterable[str], of_child: Any) -> tuple[str, ...]:
@@ -107,6 +144,7 @@ class _ChildItems:
 
     def __init__(self, child: Child) -> None:
         self._child = child
+        self.is_group = child.is_group
         self._facets: dict[str, list[FacetValue]] = {}
         for facet in child.views.facets:
             self._facets.setdefault(facet.name.casefold(), []).append(facet)
@@ -116,6 +154,16 @@ class _ChildItems:
         named = self._facets.get(name.casefold(), [])
         same = [facet for facet in named if facet.value.casefold() == value.casefold()]
         return same[0] if same else named[0] if len(named) == 1 else None
+
+    def facet_sources(self, name: str, value: str) -> tuple[str, ...]:
+        match = self.facet(name, value)
+        return match.sources if match else self._child.sources
+
+    def question_sources(self, question: str) -> tuple[str, ...]:
+        for pair in self._child.views.question_answers:
+            if pair.question.casefold() == question.casefold():
+                return pair.sources
+        return self._child.sources
 
     def total(self, name: str) -> int:
         return max((f.total for f in self._facets.get(name.casefold(), [])), default=0)
@@ -136,7 +184,9 @@ class _ChildItems:
     def all_documents(self) -> tuple[str, ...]:
         views = self._child.views
         of_facets = [d for facet in views.facets for d in facet.documents]
-        return first_documents(of_facets + [d for q in views.question_answers for d in q.documents])
+        of_questions = [d for q in views.question_answers for d in q.documents]
+        own = self._child.sources if self._child.is_own else ()
+        return first_documents([*of_facets, *of_questions, *own])
 
 
 def facet_text(name: str, value: str) -> str:

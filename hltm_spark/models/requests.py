@@ -1,13 +1,23 @@
 """From a node's input to requests, their hashes, and the fingerprint of what it depends on."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.prompts import TASKS, Prompt, load_prompt, node_values
-from hltm_spark.core.records import NodeInput, fingerprint
-from hltm_spark.models.answering import REPAIR
+from hltm_spark.core.errors import SettingsError
+from hltm_spark.core.prompts import (
+    TASKS,
+    Prompt,
+    escape_attribute,
+    load_prompt,
+    node_values,
+    render_child,
+    render_document,
+)
+from hltm_spark.core.records import Child, Document, NodeInput, fingerprint
+from hltm_spark.core.tokens import cut_to_tokens, estimate_tokens
+from hltm_spark.models.answering import EXTRACTIVE, REPAIR
 from hltm_spark.models.llm import Request
 
 WAVES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -15,6 +25,9 @@ WAVES: dict[str, tuple[tuple[str, ...], ...]] = {
     "fused": (("fused",),),
 }
 """Tasks that can be asked together: the one-sentence summary is written from the detailed one."""
+
+MIN_ROOM = 60
+"""Tokens that a budget must leave for a node's items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +42,8 @@ class NodePrompts:
         parameters: Fingerprint of what else changes an answer (temperature, limits, declared
             facets for the extractive provider).
         max_questions: Question-answer pairs kept of one answer.
+        max_input_tokens: Budget of one prompt; a larger input is reduced in groups.
+        max_summary_tokens: Bound of a summary that another task's prompt shows; 0 where none does.
     """
 
     prompts: Mapping[str, Prompt]
@@ -37,32 +52,79 @@ class NodePrompts:
     model: str
     parameters: str
     max_questions: int
+    max_input_tokens: int
+    max_summary_tokens: int = 0
+    _frames: dict[str, tuple["_Frame", ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """Read the prompts that the settings name."""
+        """Read the prompts that the settings name.
+
+        Raises:
+            PromptError: A prompt is missing or has no right shape.
+            SettingsError: The token budget leaves no room beside a prompt.
+        """
         ids = [f"{kind}/{task}" for kind in ("leaf", "parent") for task in settings.tasks]
         folder = settings.views.prompts or None
-        return cls(
+        has_summary = len(WAVES[settings.views.layout]) > 1
+        loaded = cls(
             prompts={name: load_prompt(name, folder=folder) for name in (*ids, REPAIR)},
             guidance=guidance_text(settings),
             layout=settings.views.layout,
             model=settings.llm.model_name,
             parameters=_parameters(settings),
             max_questions=settings.views.max_questions,
+            max_input_tokens=settings.budgets.max_input_tokens,
+            max_summary_tokens=settings.llm.max_output_tokens if has_summary else 0,
         )
+        loaded.check_budget(settings.level_names)
+        return loaded
 
-    def request(self, node: NodeInput, task: str, *, summary: str | None = None) -> Request:
+    def check_budget(self, level_names: Sequence[str]) -> None:
+        """Raise where a prompt leaves too little of the budget for a node's items.
+
+        Raises:
+            SettingsError: Fewer than `MIN_ROOM` tokens are left; it names the smallest budget.
+        """
+
+        def room(budget: int) -> int:
+            return min(self._room_in(budget, level, "") for level in level_names)
+
+        smallest = self.max_input_tokens
+        while room(smallest) < MIN_ROOM:
+            smallest += MIN_ROOM - room(smallest)
+        if smallest > self.max_input_tokens:
+            raise SettingsError(
+                f"budgets.max_input_tokens must be at least {smallest} to hold these prompts and "
+                f"guidance, got {self.max_input_tokens}"
+            )
+
+    def request(
+        self, node: NodeInput, task: str, *, summary: str | None = None, is_group: bool = False
+    ) -> Request:
         """Return one task's request for a node.
 
         Args:
             node: The node's input.
             task: One of the layout's tasks.
-            summary: The detailed summary, for one_sentence_summary only.
+            summary: The detailed summary, for one_sentence_summary only; its prompt shows as much
+                of it as the budget allows.
+            is_group: True where the node is a group of a larger one's items.
         """
         prompt = self.prompts[f"{'leaf' if node.is_leaf else 'parent'}/{task}"]
-        system, user = prompt.render(node_values(node, guidance=self.guidance, summary=summary))
+        values = node_values(node, guidance=self.guidance, summary=summary)
+        system, user = prompt.render(values)
+        if summary:
+            excess = estimate_tokens(system) + estimate_tokens(user) - self.max_input_tokens
+            if excess > 0:
+                limit = max(0, estimate_tokens(values["summary"]) - excess)
+                values["summary"] = cut_to_tokens(values["summary"], limit)
+                system, user = prompt.render(values)
         payload = node.to_dict() if summary is None else {**node.to_dict(), "summary": summary}
+        if is_group:
+            payload["group"] = True
         return Request(
             task=prompt.prompt_id,
             output=prompt.output,
@@ -72,26 +134,82 @@ class NodePrompts:
         )
 
     def request_hash(self, request: Request, *, tenant_id: str) -> str:
-        """Return the ledger's key of a request: two tenants never share one."""
-        return fingerprint(
-            tenant_id, request.task, self.model, self.parameters, request.system, request.user
-        )
+        """Return the ledger's key of a request: two tenants never share one.
 
-    def first_requests(self, node: NodeInput) -> Iterator[tuple[str, Request]]:
+        A group's request is never that of a whole node. The extractive provider reads more than
+        a prompt shows (sources, supports, times), so the payload counts for it.
+        """
+        parts = [tenant_id, request.task, self.model, self.parameters, request.system, request.user]
+        if request.payload.get("group"):
+            parts.append("group")
+        if self.model == EXTRACTIVE:
+            parts.append(fingerprint(request.payload))
+        return fingerprint(*parts)
+
+    def first_requests(
+        self, node: NodeInput, *, is_group: bool = False
+    ) -> Iterator[tuple[str, Request]]:
         """Yield (task, request) of the tasks that need no other answer."""
         for task in WAVES[self.layout][0]:
-            yield task, self.request(node, task)
+            yield task, self.request(node, task, is_group=is_group)
+
+    def shown(self, item: Document | Child) -> str:
+        """Return an item as the prompts show it."""
+        return render_child(item) if isinstance(item, Child) else render_document(item)
+
+    def room(self, node: NodeInput) -> int:
+        """Return the tokens that a prompt of this node has left for its items, at least 1.
+
+        The largest prompt of the layout decides, and a tenth is kept in reserve.
+        """
+        return self._room_in(self.max_input_tokens, node.level, node.node_id)
+
+    def _room_in(self, budget: int, level: str, node_id: str) -> int:
+        if level not in self._frames:
+            self._frames[level] = tuple(self._read_frames(level))
+        id_tokens = estimate_tokens(escape_attribute(node_id))
+        summary = min(self.max_summary_tokens, budget // 4)
+        largest = max(
+            frame.tokens + frame.ids * id_tokens + frame.summaries * summary
+            for frame in self._frames[level]
+        )
+        left = budget - largest
+        return max(1, left - left // 10)
+
+    def _read_frames(self, level: str) -> Iterator["_Frame"]:
+        empty = NodeInput(tenant_id="", node_id="", level=level)
+        values = node_values(empty, guidance=self.guidance, summary="")
+        for name, prompt in self.prompts.items():
+            if name == REPAIR:
+                continue
+            system, user = prompt.render(values)
+            used = f"{prompt.system}\n{prompt.user}".replace("{", "")
+            yield _Frame(
+                tokens=estimate_tokens(system) + estimate_tokens(user),
+                ids=used.count("$node_id"),
+                summaries=used.count("$summary"),
+            )
 
     def fingerprint_of(self, *, is_leaf: bool) -> str:
         """Return what a node depends on besides its inputs."""
         kind = "leaf" if is_leaf else "parent"
         prompts = [self.prompts[f"{kind}/{task}"].fingerprint for task in TASKS[self.layout]]
-        return fingerprint(self.layout, self.model, self.parameters, self.guidance, prompts)
+        budget = [self.max_input_tokens, self.max_summary_tokens]  # they decide the groups
+        return fingerprint(self.layout, self.model, self.parameters, self.guidance, prompts, budget)
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint over leaf and parent prompts: a run with another one considers every node."""
         return fingerprint(self.fingerprint_of(is_leaf=True), self.fingerprint_of(is_leaf=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A prompt without items: its tokens, and how often it shows the node's id and a summary."""
+
+    tokens: int
+    ids: int
+    summaries: int
 
 
 def guidance_text(settings: Settings) -> str:

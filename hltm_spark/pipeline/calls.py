@@ -7,28 +7,25 @@ was in flight.
 """
 
 import json
-import shutil
-import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import LlmError, LlmStopError
 from hltm_spark.core.records import NodeInput, fingerprint
+from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models.answering import REPAIR, ask
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.models.tokens import estimate_tokens
+from hltm_spark.pipeline.journal import Journal
 from hltm_spark.pipeline.requests import map_rows
-from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
+from hltm_spark.pipeline.tables import LLM_CALLS, TEXT, struct
 
 OPEN_REQUEST = struct(
     {
@@ -42,19 +39,6 @@ OPEN_REQUEST = struct(
         "payload": TEXT,
     }
 )
-FAILED = struct(
-    {
-        "tenant_id": TEXT,
-        "tenant_key": TEXT,
-        "node_id": TEXT,
-        "task": TEXT,
-        "kind": TEXT,
-        "reason": TEXT,
-        "tries": INTEGER,
-        "run_id": TEXT,
-    }
-)
-"""A request without a usable answer, as its worker noted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +134,7 @@ class _Caller:
     """Answers one request in a thread."""
 
     client: LlmClient
-    journal: "Journal"
+    journal: Journal
     call: CallSettings
 
     def answer(self, row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,9 +159,10 @@ class _Caller:
         return paid
 
     def _ask(self, row: dict[str, Any], paid: list[dict[str, Any]]) -> None:
-        node = NodeInput.from_dict(json.loads(row["payload"]))
-        prompts = self.call.prompts
-        request = prompts.request(node, row["task"], summary=row["summary"])
+        payload = json.loads(row["payload"])
+        node, prompts = NodeInput.from_dict(payload), self.call.prompts
+        is_group = bool(payload.get("group"))
+        request = prompts.request(node, row["task"], summary=row["summary"], is_group=is_group)
         self._check_size(request)
 
         def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
@@ -234,97 +219,3 @@ def _paid(
 
 def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-@dataclass(slots=True)
-class Journal:
-    """One worker's file of paid answers, one JSON object a line, appended as they arrive."""
-
-    folder: Path
-    file: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @classmethod
-    def start(cls, folder: Path) -> "Journal":
-        """Open a new file; its name is unique to this attempt."""
-        folder.mkdir(parents=True, exist_ok=True)
-        return cls(folder, (folder / f"{uuid.uuid4().hex}.jsonl").open("a", encoding="utf-8"))
-
-    def append(self, answer: Mapping[str, Any]) -> None:
-        """Write one answer; a process that dies afterwards does not lose it."""
-        line = json.dumps(answer, ensure_ascii=False) + "\n"
-        with self.lock:
-            self.file.write(line)
-            self.file.flush()
-
-    def note_failure(self, failure: Mapping[str, Any]) -> None:
-        """Write one failure to a file of its own; there are few."""
-        file = self.folder / f"{uuid.uuid4().hex}.failure"
-        file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    def stop(self, message: str) -> None:
-        """Tell every worker of the run to make no further call."""
-        (self.folder / "STOP").write_text(message, encoding="utf-8")
-
-    def stopped(self) -> bool:
-        """Tell whether some worker of the run said stop."""
-        return (self.folder / "STOP").exists()
-
-    def close(self) -> None:
-        """Close the file; it stays until its answers are in the ledger."""
-        self.file.close()
-
-
-def journalled_count(folder: Path) -> int:
-    """Return the number of answers in a run's journal, for progress."""
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
-
-
-@dataclass(slots=True)
-class Spent:
-    """What a run's journal says was paid."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-def read_spent(folder: Path) -> Spent:
-    """Return the sums over a run's journal, read line by line."""
-    spent = Spent()
-    for file in sorted(folder.glob("*.jsonl")):
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                answer = json.loads(line)
-                spent.calls += 1
-                spent.prompt_tokens += answer["prompt_tokens"]
-                spent.completion_tokens += answer["completion_tokens"]
-    return spent
-
-
-def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:
-    """Return `FAILED` rows of a run, or None where nothing failed."""
-    if not any(folder.glob("*.failure")):
-        return None
-    return spark.read.schema(FAILED).json(f"{folder}/*.failure")
-
-
-def fold_journals(spark: SparkSession, root: Root) -> int:
-    """Append answers of runs that did not get to it to the ledger; return how many.
-
-    A torn last line, from a process that was killed while it wrote, is not an answer. The journals
-    are removed once their answers are in the ledger.
-    """
-    files = [file for file in root.journal().rglob("*.jsonl") if file.stat().st_size]
-    count = 0
-    if files:
-        lines = spark.read.schema(LLM_CALLS.schema).json([str(file) for file in sorted(files)])
-        whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
-        known = LLM_CALLS.read(spark, root.path)
-        key = ["tenant_id", "request_hash"]
-        fresh = whole.dropDuplicates(key).join(known.select(*key), key, "left_anti")
-        count = fresh.count()
-        if count:
-            LLM_CALLS.append(fresh, root.path)
-    shutil.rmtree(root.journal(), ignore_errors=True)
-    return count

@@ -4,8 +4,11 @@ The feed only names nodes. A moved document names its old and its new leaf, and 
 comes from the pinned snapshot, so nothing is folded and arrival order decides nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from hltm_spark.core.errors import DataError
@@ -32,30 +35,40 @@ def changed_paths(spark: SparkSession, root: Root, *, start: int, end: int) -> D
 
     Returns:
         One row per (tenant_id, node_id): keys.
+    """
+    feed = (
+        spark.read.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", start)
+        .option("endingVersion", end)
+        .load(DOCUMENTS.path(root.path))
+    )
+    return feed.select(*NODE).distinct()
+
+
+@contextmanager
+def readable_feed(*, start: int, end: int) -> Iterator[None]:
+    """Say in words what Delta raises on a feed that expired, was vacuumed or was never on.
+
+    Some of it is found only when the feed is really read, so the block must do that.
 
     Raises:
         DataError: The feed of the window cannot be read any more.
     """
     try:
-        feed = (
-            spark.read.format("delta")
-            .option("readChangeFeed", "true")
-            .option("startingVersion", start)
-            .option("endingVersion", end)
-            .load(DOCUMENTS.path(root.path))
-        )
-        return feed.select(*NODE).distinct()
+        yield
     except PySparkException as error:
-        raise unreadable_feed(error, start=start, end=end) from error
+        condition = error.getCondition() or type(error).__name__
+        raise DataError(
+            f"the change feed of documents cannot be read from version {start} to {end} "
+            f"({condition}); run `hltm index`, which compares every node and loses nothing"
+        ) from error
 
 
-def unreadable_feed(error: Exception, *, start: int, end: int) -> DataError:
-    """Return the error for a feed that expired, was vacuumed or was never on."""
-    condition = getattr(error, "getCondition", lambda: None)() or type(error).__name__
-    return DataError(
-        f"the change feed of documents cannot be read from version {start} to {end} ({condition}); "
-        "run `hltm index`, which compares every node and loses nothing"
-    )
+def few_paths(paths: DataFrame, *, limit: int) -> list[Row] | None:
+    """Read the paths, and return them where they are at most `limit`, or None."""
+    rows = paths.limit(limit + 1).collect()
+    return rows if len(rows) <= limit else None
 
 
 def ancestors_of(paths: DataFrame) -> DataFrame:

@@ -21,7 +21,7 @@ def open_texts(view_rows: DataFrame, embeddings: DataFrame, *, model: str, root:
     """Return the texts that have no vector yet.
 
     Args:
-        view_rows: tenant_id and text; a null text is not embedded.
+        view_rows: tenant_id, text_hash and text; a null text is not embedded.
         embeddings: The `embeddings` table.
         model: Embedding model as the table records it.
         root: Storage root.
@@ -32,7 +32,7 @@ def open_texts(view_rows: DataFrame, embeddings: DataFrame, *, model: str, root:
     known = embeddings.where(F.col("model") == model).select("tenant_id", "text_hash")
     return (
         view_rows.where("text IS NOT NULL")
-        .select("tenant_id", F.sha2("text", 256).alias("text_hash"), "text")
+        .select("tenant_id", "text_hash", "text")
         .dropDuplicates(["tenant_id", "text_hash"])
         .join(known, ["tenant_id", "text_hash"], "left_anti")
         .withColumn("tenant_key", salted_key("tenant_id", root))

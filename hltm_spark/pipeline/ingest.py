@@ -5,7 +5,7 @@ they had. `to_document` judges it, without Spark; nothing is ever inferred from 
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import DataError
 from hltm_spark.core.records import fingerprint
+from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.rows import to_document
 from hltm_spark.pipeline.tables import DOCUMENTS, REJECTS, TEXT, arrow, create_tables, struct
@@ -93,7 +95,12 @@ def check_rows(rows: DataFrame, settings: Settings, *, salt: str) -> DataFrame:
 
 
 def ingest(
-    rows: DataFrame, settings: Settings, root: Root, *, mode: str = "upsert"
+    rows: DataFrame,
+    settings: Settings,
+    root: Root,
+    *,
+    mode: str = "upsert",
+    wait_s: float | None = None,
 ) -> IngestReport:
     """Bring input rows into `documents`; unchanged rows write nothing.
 
@@ -103,43 +110,69 @@ def ingest(
         root: Storage root.
         mode: `upsert`, or `snapshot`: what a tenant of the input no longer has is deleted, unless
             a row of that tenant was rejected, since the absent document may be that row.
+        wait_s: Seconds to wait for another run on the root; the lease's own limit where None.
+
+    Raises:
+        LeaseHeldError: Another run on this root did not end in time.
     """
-    spark = rows.sparkSession
-    create_tables(spark, root.path)
     run_id = f"ingest-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    staged = str(root.staging(run_id) / "checked")
-    try:
-        check_rows(rows, settings, salt=root.salt).write.parquet(staged)
+    ttl_s = settings.storage.lease_ttl_s
+    with hold_lease(root, verb="ingest", run_id=run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
+        create_tables(rows.sparkSession, root.path)
+        try:
+            commits = Commits(rows.sparkSession, root.path, lease)
+            return _Ingest(settings, root, commits, run_id).take(rows, mode=mode)
+        finally:
+            root.clear_staging(run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ingest:
+    settings: Settings
+    root: Root
+    commits: Commits
+    run_id: str
+
+    def take(self, rows: DataFrame, *, mode: str) -> IngestReport:
+        spark, staging = rows.sparkSession, self.root.staging(self.run_id)
+        staged, outcome = str(staging / "checked"), str(staging / "outcome")
+        check_rows(rows, self.settings, salt=self.root.salt).write.parquet(staged)
         checked = reject_conflicts(spark.read.schema(_CHECKED).parquet(staged))
-        stored = DOCUMENTS.read(spark, root.path)
+        stored = DOCUMENTS.read(spark, self.root.path)
         changes = classify(checked, stored)
         if mode == "snapshot":
             changes = changes.unionByName(absent_documents(checked, stored))
-        outcome = str(root.staging(run_id) / "outcome")
         changes.write.parquet(outcome)
-        outcomes = spark.read.parquet(outcome)
+        outcomes = spark.read.schema(changes.schema).parquet(outcome)
         counts = {
             row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()
         }
-        _apply(outcomes, counts, root)
-        rejected = _append_rejects(checked, root, run_id=run_id)
-        rows_in = sum(
-            row["count"] for row in checked.where("reason IS NULL").groupBy().count().collect()
+        if any(counts.get(name) for name in ("added", "changed", "deleted", "absent")):
+            self.commits.merge(
+                DOCUMENTS,
+                outcomes.where("outcome != 'unchanged'"),
+                delete_when="s.outcome IN ('deleted', 'absent')",
+            )
+        is_taken = F.col("reason").isNull()
+        taken = {row[0]: row[1] for row in checked.groupBy(is_taken).count().collect()}
+        if rejected := taken.get(False, 0):
+            self._append_rejects(checked)
+        changed = sum(counts.get(name, 0) for name in ("added", "changed", "deleted"))
+        return IngestReport(
+            taken=taken.get(True, 0),
+            added=counts.get("added", 0),
+            unchanged=taken.get(True, 0) - changed,
+            changed=counts.get("changed", 0),
+            deleted=counts.get("deleted", 0) + counts.get("absent", 0),
+            rejected=rejected,
+            version=DOCUMENTS.version(self.root.path),
         )
-    finally:
-        root.clear_staging(run_id)
-    return IngestReport(
-        taken=rows_in,
-        added=counts.get("added", 0),
-        unchanged=rows_in
-        - counts.get("added", 0)
-        - counts.get("changed", 0)
-        - counts.get("deleted", 0),
-        changed=counts.get("changed", 0),
-        deleted=counts.get("deleted", 0) + counts.get("absent", 0),
-        rejected=rejected,
-        version=DOCUMENTS.version(spark, root.path),
-    )
+
+    def _append_rejects(self, checked: DataFrame) -> None:
+        """Record the rejects that are not on record yet."""
+        rejects = checked.where("reason IS NOT NULL").withColumn("run_id", F.lit(self.run_id))
+        known = REJECTS.read(checked.sparkSession, self.root.path).select("row", "reason")
+        self.commits.append(REJECTS, rejects.join(known, ["row", "reason"], "left_anti"))
 
 
 def reject_conflicts(checked: DataFrame) -> DataFrame:
@@ -205,26 +238,6 @@ def absent_documents(checked: DataFrame, stored: DataFrame) -> DataFrame:
         .join(F.broadcast(unnamed), F.lit(True), "left_anti")
         .select(*DOCUMENTS.columns, F.lit("absent").alias("outcome"))
     )
-
-
-def _apply(outcomes: DataFrame, counts: Mapping[str, int], root: Root) -> None:
-    if not any(counts.get(name) for name in ("added", "changed", "deleted", "absent")):
-        return
-    DOCUMENTS.merge(
-        outcomes.where("outcome != 'unchanged'"),
-        root.path,
-        delete_when="s.outcome IN ('deleted', 'absent')",
-    )
-
-
-def _append_rejects(checked: DataFrame, root: Root, *, run_id: str) -> int:
-    """Record rejects that are not on record yet; return how many rows were rejected now."""
-    rejects = checked.where("reason IS NOT NULL").withColumn("run_id", F.lit(run_id))
-    count = rejects.count()
-    if count:
-        known = REJECTS.read(checked.sparkSession, root.path).select("row", "reason")
-        REJECTS.append(rejects.join(known, ["row", "reason"], "left_anti"), root.path)
-    return count
 
 
 def _read_path(spark: SparkSession, path: str) -> Iterator[DataFrame]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from hltm_spark.core.records import NodeInput, canonical_json, fingerprint
+from hltm_spark.core.records import Child, Document, NodeInput, canonical_json, fingerprint
+from hltm_spark.models.fan_in import item_tokens
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.tables import INTEGER, TEXT, TEXTS, arrow, struct
 
@@ -25,6 +27,7 @@ REQUEST = struct({"task": TEXT, "request_hash": TEXT})
 INPUTS = struct(
     {
         **IDENTITY,
+        "part": TEXT,
         "level": TEXT,
         "latest_at": TEXT,
         "sources": TEXTS,
@@ -35,6 +38,15 @@ INPUTS = struct(
     }
 )
 """One row per node whose input changed: its payload and the requests that need no other answer."""
+
+FOLDED = struct(
+    {**{field.name: field.dataType for field in INPUTS}, "position": INTEGER, "item": TEXT}
+)
+"""`INPUTS` rows where position is null; else one item of a node too wide for one prompt."""
+
+NODE_ID = ["tenant_id", "node_id"]
+PART = [*NODE_ID, "part"]
+"""A node, part '', or one group of the items of a node that is too wide for one prompt."""
 
 CHILD_FIELDS = (
     "node_id",
@@ -49,44 +61,94 @@ CHILD_FIELDS = (
 Batches = Iterable[pa.RecordBatch]
 
 
-def document_items(documents: DataFrame, candidates: DataFrame) -> DataFrame:
-    """Return the candidates' own documents as items, one row per (node, document)."""
-    node = ["tenant_id", "node_id"]
-    event_time = F.coalesce(iso_time("event_time"), F.lit(""))
-    body = F.struct("doc_id", "text", "kind", event_time.alias("event_time"), "author", "metadata")
-    own = documents.select(
-        *node,
-        F.struct(
-            F.lit(1).alias("rank"),
-            F.col("event_time").isNull().alias("undated"),
-            "event_time",
-            F.array("doc_id").alias("key"),
-        ).alias("place"),
-        F.col("doc_id").alias("item_id"),
-        F.col("content_hash").alias("item_fingerprint"),
-        F.lit("complete").alias("item_status"),
-        F.to_json(body).alias("item"),
+def document_items(documents: DataFrame, due: DataFrame) -> DataFrame:
+    """Return the own documents of the due nodes as items, one row per (node, document).
+
+    Args:
+        documents: Rows of `documents`.
+        due: One row per (tenant_id, node_id), with whatever else an item's row is to carry.
+    """
+    event_time = F.coalesce(iso_time("event_time"), F.lit("")).alias("event_time")
+    body = F.struct("doc_id", "text", "kind", event_time, "author", "metadata")
+    own = ["doc_id", "text", "kind", "event_time", "author", "metadata", "content_hash"]
+    return (
+        documents.select(*NODE_ID, *own)
+        .join(due, NODE_ID)
+        .select(
+            *due.columns,
+            F.struct(
+                F.lit(1).alias("rank"),
+                F.col("event_time").isNull().alias("undated"),
+                F.unix_micros("event_time").alias("micros"),
+                F.array("doc_id").alias("key"),
+            ).alias("place"),
+            F.col("doc_id").alias("item_id"),
+            F.col("content_hash").alias("item_fingerprint"),
+            F.lit("complete").alias("item_status"),
+            F.to_json(body).alias("item"),
+        )
     )
-    return own.join(candidates, node)
 
 
-def child_items(children: DataFrame, candidates: DataFrame) -> DataFrame:
-    """Return the memories of the candidates' children as items, one row per (node, child)."""
-    views = children.select(
-        "tenant_id",
-        F.col("parent_id").alias("node_id"),
+def child_items(children: DataFrame, due: DataFrame) -> DataFrame:
+    """Return the memories of the due nodes' children as items, one row per (node, child)."""
+    own = ["keys", "memory_fingerprint", "status", *CHILD_FIELDS]
+    renamed = {name: f"child_{name}" for name in own}
+    columns = [F.col(name).alias(new) for name, new in renamed.items()]
+    return (
+        children.select("tenant_id", F.col("parent_id").alias("node_id"), *columns)
+        .join(due, NODE_ID)
+        .select(*due.columns, *_child_columns(renamed))
+    )
+
+
+def _child_columns(names: Mapping[str, str]) -> list[Column]:
+    """Return the item columns of a child from its memory's columns, under whatever names."""
+    body = F.struct(*[F.col(names[field]).alias(field) for field in CHILD_FIELDS])
+    return [
         F.struct(
             F.lit(0).alias("rank"),
             F.lit(False).alias("undated"),
-            F.lit(None).cast("timestamp").alias("event_time"),
-            F.col("keys").alias("key"),
+            F.lit(None).cast("long").alias("micros"),
+            F.col(names["keys"]).alias("key"),
         ).alias("place"),
-        F.col("node_id").alias("item_id"),
-        F.col("memory_fingerprint").alias("item_fingerprint"),
-        F.col("status").alias("item_status"),
-        F.to_json(F.struct(*CHILD_FIELDS)).alias("item"),
-    )
-    return views.join(candidates, ["tenant_id", "node_id"])
+        F.col(names["node_id"]).alias("item_id"),
+        F.col(names["memory_fingerprint"]).alias("item_fingerprint"),
+        F.col(names["status"]).alias("item_status"),
+        F.to_json(body).alias("item"),
+    ]
+
+
+def document_item(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item columns of a row of `documents`, as `document_items` has them."""
+    time = row["event_time"]
+    body = {name: row[name] for name in ("doc_id", "text", "kind", "author")}
+    body |= {"event_time": to_iso_time(time), "metadata": dict(row["metadata"] or ())}
+    micros = None if time is None else to_micros(time)
+    return {
+        "place": {"rank": 1, "undated": time is None, "micros": micros, "key": [row["doc_id"]]},
+        "item_id": row["doc_id"],
+        "item_fingerprint": row["content_hash"],
+        "item_status": "complete",
+        "item": json.dumps(body, ensure_ascii=False),
+    }
+
+
+def child_item(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item columns of a row of `memory`, as `child_items` has them."""
+    return {
+        "place": {"rank": 0, "undated": False, "micros": None, "key": list(written["keys"])},
+        "item_id": written["node_id"],
+        "item_fingerprint": written["memory_fingerprint"],
+        "item_status": written["status"],
+        "item": json.dumps({name: written[name] for name in CHILD_FIELDS}, ensure_ascii=False),
+    }
+
+
+def place_order(item: Mapping[str, Any]) -> tuple[int, bool, int, list[str]]:
+    """Return what sorts items as Spark sorts their `place`."""
+    place = item["place"]
+    return place["rank"], place["undated"], place["micros"] or 0, place["key"]
 
 
 def gather_inputs(items: DataFrame, prompts: NodePrompts, *, level: str, slots: int) -> DataFrame:
@@ -102,73 +164,189 @@ def gather_inputs(items: DataFrame, prompts: NodePrompts, *, level: str, slots: 
         slots: Partitions to spread the nodes over.
 
     Returns:
-        `INPUTS` rows, in no order.
+        `FOLDED` rows, in no order.
     """
     columns = [*IDENTITY, "stored_fingerprint"]
     columns += ["item_id", "item_fingerprint", "item_status", "item"]
-    return (
-        items.repartition(slots, "tenant_id", "node_id")
-        .sortWithinPartitions("tenant_id", "node_id", "place")
-        .select(*columns)
-        .mapInArrow(_mapper(lambda rows: fold_items(rows, prompts, level=level), INPUTS), INPUTS)
+    return map_rows(
+        items.repartition(slots, *NODE_ID).sortWithinPartitions(*NODE_ID, "place").select(*columns),
+        lambda rows: fold_items(rows, prompts, level=level),
+        FOLDED,
     )
 
 
 def fold_items(
     rows: Iterable[Mapping[str, Any]], prompts: NodePrompts, *, level: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield one input per node from items that stand together, in order.
+    """Yield the inputs of nodes from their items, which stand together, in order.
+
+    A node beyond the token budget is never held as a whole: its items come first, as they are,
+    then the node without payload and requests. The items of a node that did not change may come
+    without it.
 
     Args:
         rows: Items sorted by (tenant_id, node_id, place).
         prompts: As for `gather_inputs`.
         level: As for `gather_inputs`.
+
+    Yields:
+        `FOLDED` rows.
     """
-    for (tenant_id, node_id), group in groupby(rows, lambda r: (r["tenant_id"], r["node_id"])):
-        items = list(group)
-        node = to_node_input(items, tenant_id=tenant_id, node_id=node_id, level=level)
-        print_of_input = fingerprint(
-            prompts.fingerprint_of(is_leaf=node.is_leaf),
-            [(i["item_id"], i["item_fingerprint"], i["item_status"] == "partial") for i in items],
-        )
-        if print_of_input == items[0]["stored_fingerprint"]:
-            continue
+    for _, group in groupby(rows, lambda r: (r["tenant_id"], r["node_id"])):
+        yield from _Fold(prompts, level).fold(group)
+
+
+class _Fold:
+    """Folds the items of one node."""
+
+    def __init__(self, prompts: NodePrompts, level: str) -> None:
+        self._prompts, self._level = prompts, level
+        self._identity: dict[str, Any] = {}
+        self._held: list[dict[str, Any]] = []
+        self._prints: list[tuple[str, str, bool]] = []
+        self._sources: list[str] = []
+        self._missing: list[str] = []
+        self._latest_at, self._count, self._has_children = "", 0, False
+        self._bound, self._tokens = 0, -1
+        self._room = 0
+
+    def fold(self, items: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        stored = None
+        for item in items:
+            if not self._identity:
+                stored = item["stored_fingerprint"]
+                self._identity = {name: item[name] for name in IDENTITY}
+                self._room = self._prompts.room(self._node([]))
+            yield from self._take(item)
+        prompts, is_leaf = self._prompts, not self._has_children
+        # the groups of a leaf's documents are brought together by the parent prompts
+        kind = prompts.fingerprint if self._is_wide else prompts.fingerprint_of(is_leaf=is_leaf)
+        print_of_input = fingerprint(kind, self._prints)
+        if print_of_input == stored:
+            return
+        node = None if self._is_wide else self._node(self._held)
         yield {
-            **{name: items[0][name] for name in IDENTITY},
-            "level": level,
-            "latest_at": node.latest_at,
-            "sources": list(node.source_ids),
-            "missing": [i["item_id"] for i in items if i["item_status"] != "complete"],
+            **self._identity,
+            "part": "",
+            "level": self._level,
+            "latest_at": self._latest_at,
+            "sources": self._sources,
+            "missing": self._missing,
             "input_fingerprint": print_of_input,
-            "payload": canonical_json(node.to_dict()),
-            "requests": [
-                {"task": task, "request_hash": prompts.request_hash(request, tenant_id=tenant_id)}
-                for task, request in (prompts.first_requests(node) if node.source_ids else ())
-            ],
+            **(input_columns(node, self._prompts) if node else {"requests": []}),
         }
+
+    @property
+    def _is_wide(self) -> bool:
+        return self._tokens > self._room
+
+    def _take(self, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Note one item; yield it, and those held back, once the node is beyond the budget."""
+        status, item_id = item["item_status"], item["item_id"]
+        self._prints.append((item_id, item["item_fingerprint"], status == "partial"))
+        if status != "complete":
+            self._missing.append(item_id)
+        body = json.loads(item["item"])
+        is_child = "doc_id" not in body
+        if is_child and not (body.get("summary") or body.get("facets")):
+            return  # a child that was never written yet says nothing
+        self._has_children |= is_child
+        self._sources.append(item_id)
+        time = body.get("latest_at" if is_child else "event_time") or ""
+        self._latest_at = max(self._latest_at, time)
+        was_wide = self._is_wide
+        self._held.append(body)
+        self._measure(item["item"], body)
+        if self._is_wide:
+            new = self._held[-1:] if was_wide else self._held
+            for held in new:
+                yield {
+                    **self._identity,
+                    "level": self._level,
+                    "position": self._count,
+                    "item": canonical_json(held),
+                }
+                self._count += 1
+            self._held = []
+
+    def _measure(self, text: str, body: dict[str, Any]) -> None:
+        """Add an item's tokens; nothing is counted while an upper bound of all is within."""
+        if self._tokens < 0:
+            escaped = sum(text.count(character) for character in '<&"')
+            self._bound += len(text.encode()) + 4 * escaped + 64
+            if self._bound > self._room:
+                self._tokens = sum(self._tokens_of(held) for held in self._held)
+        else:
+            self._tokens += self._tokens_of(body)
+
+    def _tokens_of(self, body: dict[str, Any]) -> int:
+        return item_tokens(to_item(body), self._prompts)
+
+    def _node(self, bodies: Iterable[dict[str, Any]]) -> NodeInput:
+        tenant_id, node_id = self._identity["tenant_id"], self._identity["node_id"]
+        return to_node_input(bodies, tenant_id=tenant_id, node_id=node_id, level=self._level)
+
+
+def input_columns(
+    node: NodeInput, prompts: NodePrompts, *, is_group: bool = False
+) -> dict[str, Any]:
+    """Return payload and requests of a node, or of a group of its items, that one prompt holds."""
+    requests = prompts.first_requests(node, is_group=is_group) if node.source_ids else ()
+    return {
+        "payload": payload_of(node, is_group=is_group),
+        "requests": [
+            {"task": task, "request_hash": prompts.request_hash(r, tenant_id=node.tenant_id)}
+            for task, r in requests
+        ],
+    }
+
+
+def payload_of(node: NodeInput, *, is_group: bool) -> str:
+    """Return what a worker needs to render the requests of a node, or of a group of its items."""
+    return canonical_json(node.to_dict() | ({"group": True} if is_group else {}))
 
 
 def to_node_input(
-    items: Iterable[Mapping[str, Any]], *, tenant_id: str, node_id: str, level: str
+    bodies: Iterable[Mapping[str, Any]], *, tenant_id: str, node_id: str, level: str
 ) -> NodeInput:
-    """Return the node's input; a child that has no views yet is left out."""
-    bodies = [json.loads(item["item"]) for item in items]
-    children = [body for body in bodies if "doc_id" not in body]
-    return NodeInput.from_dict(
-        {
-            "tenant_id": tenant_id,
-            "node_id": node_id,
-            "level": level,
-            "documents": [body for body in bodies if "doc_id" in body],
-            "children": [c for c in children if c.get("summary") or c.get("facets")],
-        }
+    """Return the input of a node from its items' JSON forms, in order."""
+    items = [to_item(body) for body in bodies]
+    return NodeInput(
+        tenant_id=tenant_id,
+        node_id=node_id,
+        level=level,
+        documents=tuple(item for item in items if isinstance(item, Document)),
+        children=tuple(item for item in items if isinstance(item, Child)),
     )
+
+
+def to_item(body: Mapping[str, Any]) -> Child | Document:
+    """Return one item from its JSON form."""
+    return Document.from_dict(body) if "doc_id" in body else Child.from_dict(body)
 
 
 def iso_time(column: str) -> Column:
     """Return a timestamp as ISO 8601 text in UTC, without a fraction of zero; null stays null."""
     text = F.date_format(column, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
     return F.concat(F.regexp_replace(text, r"\.0+$", ""), F.lit("Z"))
+
+
+def to_iso_time(time: datetime | None) -> str:
+    """Return what `iso_time` makes of a timestamp; empty where there is none."""
+    if time is None:
+        return ""
+    text = _to_utc(time).isoformat(timespec="microseconds")
+    return f"{text.removesuffix('.000000')}Z"
+
+
+def to_micros(time: datetime) -> int:
+    """Return a timestamp in microseconds since 1970."""
+    return (_to_utc(time) - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001
+
+
+def _to_utc(time: datetime) -> datetime:
+    """Return a time in UTC without a zone; one without a zone is in UTC already."""
+    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
 
 
 def map_rows(

@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.tables import RUNS
+from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.tables import RUNS, local_rows
 
 FINISHED = ("done", "partial")
 """Statuses that move the cursor: everything up to the pinned version was looked at."""
@@ -94,10 +94,10 @@ class Cursor:
     settings_fingerprint: str
 
 
-def record_run(spark: SparkSession, root: Root, run: Run) -> None:
+def record_run(spark: SparkSession, commits: Commits, run: Run) -> None:
     """Append the run's final row: the only thing that moves the cursor."""
     row = {name: asdict(run)[name] for name in RUNS.columns}
-    RUNS.append(spark.createDataFrame([row], RUNS.schema), root.path)
+    commits.append(RUNS, local_rows(spark, [row], RUNS.schema))
 
 
 def read_cursor(runs: DataFrame) -> Cursor | None:

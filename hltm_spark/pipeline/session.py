@@ -53,6 +53,11 @@ def make_session(app_name: str, *, extra: Mapping[str, str] | None = None) -> Sp
     return session
 
 
+def task_slots(spark: SparkSession) -> int:
+    """Return how many tasks run at once: the session's shuffle partitions, set to the cores."""
+    return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2))
+
+
 def _is_running() -> bool:
     is_connect = any(os.environ.get(n) for n in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"))
     return is_connect or SparkSession.getActiveSession() is not None

@@ -16,7 +16,7 @@ from hltm_spark.pipeline.ingest import IngestReport, ingest, read_input
 from hltm_spark.pipeline.root import Root, open_root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import make_session
-from hltm_spark.pipeline.tables import MEMORY, Table
+from hltm_spark.pipeline.tables import MEMORY, Table, create_tables
 from tests.builders import settings as make_settings
 
 
@@ -86,25 +86,39 @@ class Memory:
 
 
 class MakeMemory:
-    """Makes memories on scratch roots; one test may want several."""
+    """Makes memories on scratch roots; one test may want several.
 
-    def __init__(self, spark: SparkSession, scratch: Path) -> None:
-        self._spark, self._scratch, self._count = spark, scratch, 0
+    The tables are copied from ones that were made once: their creation costs seconds a root.
+    """
+
+    def __init__(self, spark: SparkSession, scratch: Path, tables: Path) -> None:
+        self._spark, self._scratch, self._tables = spark, scratch, tables
+        self._count = 0
 
     def __call__(self, levels: Sequence[str] = (), **sections: Any) -> Memory:
         self._count += 1
+        path = self._scratch / f"root-{self._count}"
+        shutil.copytree(self._tables, path / "tables")
         return Memory(
             spark=self._spark,
-            root=open_root(str(self._scratch / f"root-{self._count}")),
+            root=open_root(str(path)),
             settings=make_settings(*levels, **sections),
             scratch=self._scratch,
         )
 
 
+@pytest.fixture(scope="session")
+def empty_tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with every table, empty."""
+    root = tmp_path_factory.mktemp("template")
+    create_tables(spark, str(root))
+    return root / "tables"
+
+
 @pytest.fixture
-def make_memory(spark: SparkSession, tmp_path: Path) -> MakeMemory:
+def make_memory(spark: SparkSession, tmp_path: Path, empty_tables: Path) -> MakeMemory:
     """Return a factory of memories."""
-    return MakeMemory(spark, tmp_path)
+    return MakeMemory(spark, tmp_path, empty_tables)
 
 
 @pytest.fixture

@@ -47,12 +47,12 @@ def test_a_second_run_over_unchanged_documents_calls_nothing_and_writes_no_row(
 ) -> None:
     memory.ingest(role("d1", "p1", Location="Turku"))
     memory.run()
-    version = MEMORY.version(memory.spark, memory.root.path)
+    version = MEMORY.version(memory.root.path)
 
     for kind in ("index", "update"):
         run = memory.run(kind)
         assert (run.calls, run.nodes_touched, run.nodes_written) == (0, 0, 0)
-    assert MEMORY.version(memory.spark, memory.root.path) == version
+    assert MEMORY.version(memory.root.path) == version
 
 
 def test_an_update_writes_only_the_changed_leaf_and_its_ancestors(memory: Memory) -> None:

@@ -65,6 +65,10 @@ class ExtractiveClient:
 
     def _views(self, request: Request) -> dict[str, Any]:
         node = NodeInput.from_dict(request.payload)
-        make = LeafWriter if node.is_leaf else ParentWriter
-        writer = make(node, self._settings, self._names)
+        writer: LeafWriter | ParentWriter
+        if node.is_leaf:
+            writer = LeafWriter(node, self._settings, self._names)
+        else:
+            is_group = bool(request.payload.get("group"))
+            writer = ParentWriter(node, self._settings, self._names, is_group=is_group)
         return {key: getattr(writer, key)() for key in OUTPUTS[request.output]}

@@ -58,7 +58,7 @@ class LeafWriter:
     def rationale(self) -> str:
         """Return how the pairs came about."""
         facets, exchanges = len(self._reading.facets), len(self._reading.exchanges)
-        count = len(self._node.documents)
+        count = len(self._reading.documents)
         return (
             f"Read by rules from {count} {plural('document', count)}: {facets} labelled or stated "
             f"{plural('facet', facets)}, {exchanges} {plural('question', exchanges)} with a reply; "
@@ -115,14 +115,14 @@ class LeafWriter:
     def _headline(self) -> str:
         """Return who talks and when, or how many documents there are of which kind."""
         days = list(
-            dict.fromkeys(filter(None, (day_words(d.event_time) for d in self._node.documents)))
+            dict.fromkeys(filter(None, (day_words(d.event_time) for d in self._reading.documents)))
         )
         when = f" on {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else ""
         speakers = list(self._reading.speakers)
         if len(speakers) > 1:
             return f"{joined(speakers)} talk in {self._label}{when}"
         kinds: dict[str, int] = {}
-        for document in self._node.documents:
+        for document in self._reading.documents:
             kind = document.kind.replace("_", " ") or "document"
             kinds[kind] = kinds.get(kind, 0) + 1
         counts = joined([f"{n} {plural(kind, n)}" for kind, n in kinds.items()])

@@ -8,9 +8,10 @@ from hltm_spark.core.config import Settings
 from hltm_spark.core.records import MAX_DOCUMENTS, Child, NodeInput, QuestionAnswer
 from hltm_spark.core.text import to_terms
 from hltm_spark.models.extractive.counts import counted_text, short_text
+from hltm_spark.models.extractive.grouped import gist_line, own_facets, own_lines
 from hltm_spark.models.extractive.leaf import item, pair
 from hltm_spark.models.extractive.names import FacetNames
-from hltm_spark.models.extractive.reading import Reading
+from hltm_spark.models.extractive.reading import Facet, Reading
 from hltm_spark.models.extractive.rollup import Rolled, roll_up
 from hltm_spark.models.extractive.sentences import Unit, central_units
 from hltm_spark.models.extractive.wording import (
@@ -38,9 +39,15 @@ _ABOUT_THE_CHILD = ("What is known of ", "What do the documents of ", "Which ", 
 class ParentWriter:
     """Writes a parent's views; each method returns one response key's value."""
 
-    def __init__(self, node: NodeInput, settings: Settings, names: FacetNames) -> None:
-        """Read nothing yet: a method reads what it needs."""
+    def __init__(
+        self, node: NodeInput, settings: Settings, names: FacetNames, *, is_group: bool = False
+    ) -> None:
+        """Read nothing yet: a method reads what it needs; `is_group`: a part of a larger node."""
         self._node, self._settings, self._names = node, settings, names
+        self._is_group = is_group
+        self._children = tuple(child for child in node.children if not child.is_own)
+        self._own_groups = tuple(child for child in node.children if child.is_own)
+        self._count = sum(child.size for child in self._children)
         self._own = Reading(node.documents, names, author_name=settings.input.author)
         levels = settings.level_names
         self._noun = levels[-1]
@@ -57,10 +64,11 @@ class ParentWriter:
 
     def rationale(self) -> str:
         """Return how the pairs came about."""
-        count, own = len(self._node.children), len(self._node.documents)
-        documents = f" and {own} {plural('document', own)} of its own" if own else ""
+        count, own = self._count, self._own_count
+        over = [f"{count} {plural(self._child_noun, count)}"] if self._children else []
+        over += [f"{own} {plural('document', own)} of its own"] if own else []
         return (
-            f"Counted by rules over {count} {plural(self._child_noun, count)}{documents}: equal "
+            f"Counted by rules over {' and '.join(over)}: equal "
             f"values add up, those below a support of {self._settings.views.min_support} are left "
             "out, and a change in the newest ones is named."
         )
@@ -74,40 +82,51 @@ class ParentWriter:
         own = list(self._own_pairs())
         room = max(0, limit - len(hinted) - len(own) - 1)
         lifted = self._child_pairs(room - len(facets))
-        found = [*hinted, *facets[: room - len(lifted)], *own, self._members_pair(), *lifted]
+        members = [self._members_pair()] if self._children else []
+        found = [*hinted, *facets[: room - len(lifted)], *own, *members, *lifted]
+        if not found:
+            ids = [group.node_id for group in self._own_groups]
+            found = [pair(f"What is known of {self._label}?", self._headline(), ids)]
         return found[:limit]
 
     def summary(self) -> str:
         """Return members, counts, own documents and the newest children, each with ids."""
         parts = [sentence(self._headline(named=True))]
         parts += [
-            cited(sentence(f"{r.name}: {self._text(r)}").rstrip("."), _sources(r)) + "."
+            cited(sentence(f"{r.name}: {self._text(r)}").rstrip("."), self._real_sources(r)) + "."
             for r in self._telling
         ][:_MAX_FACETS_IN_SUMMARY]
-        parts += [cited(unit.shown, [unit.doc_id]) for unit in self._own_units()]
-        newest = self._newest(_MAX_CHILDREN_IN_SUMMARY)
-        parts += [
-            cited(sentence(_gist(child)), [child.node_id]) for child in newest if _gist(child)
-        ]
-        return "\n".join(parts)
+        parts += [cited(unit.shown, [self._real_id(unit)]) for unit in self._own_units()]
+        parts += [_cited_gist(child) for child in self._newest(_MAX_CHILDREN_IN_SUMMARY)]
+        return "\n".join(part for part in parts if part)
 
     def one_sentence_summary(self) -> str:
         """Return the node in one sentence: its size and what is typical of it."""
         texts = [short_text(r) for r in self._telling if r.values]
         typical = [text for text in texts if len(text) <= _MAX_SHORT][:_ONE_SENTENCE_FACETS]
         if not typical:
-            typical = [_gist(child).rstrip(".") for child in self._newest(1)]
+            newest = [*self._newest(1), *self._own_groups][:1]
+            typical = [_gist(child).rstrip(".") for child in newest]
         return sentence(f"{self._headline()}: {', '.join(t for t in typical if t)}".rstrip(": "))
 
     @cached_property
     def _rolled(self) -> list[Rolled]:
         return roll_up(
-            self._node.children,
-            self._own.facets,
+            self._children,
+            self._own_facets,
             self._names,
             min_support=self._settings.views.min_support,
             leaf_depth=len(self._settings.levels),
+            is_group=self._is_group,
         )
+
+    @cached_property
+    def _own_facets(self) -> list[Facet]:
+        return own_facets(self._own.facets, self._own_groups, self._names)
+
+    @property
+    def _own_count(self) -> int:
+        return len(self._own.documents) + sum(group.size for group in self._own_groups)
 
     @property
     def _telling(self) -> list[Rolled]:
@@ -125,14 +144,16 @@ class ParentWriter:
     @cached_property
     def _label(self) -> str:
         label = key_label(self._node.node_id, self._node.level)
-        titles = (f for f in self._own.facets if f.name.casefold() in TITLE_NAMES)
+        titles = (f for f in self._own_facets if f.name.casefold() in TITLE_NAMES)
         return titled(label, next((f.values[0].value for f in titles), ""))
 
     def _text(self, rolled: Rolled) -> str:
         return counted_text(rolled, noun=self._noun, level=self._node.level, count=self._leaf_count)
 
     def _headline(self, *, named: bool = False) -> str:
-        count = len(self._node.children)
+        count = self._count
+        if not self._children:
+            return f"{self._label} has {self._own_count} {plural('document', self._own_count)}"
         head = f"{self._label} has {count} {plural(self._child_noun, count)}"
         leaves = self._leaf_count
         if self._noun != self._child_noun and leaves > count:
@@ -144,15 +165,19 @@ class ParentWriter:
         return max((r.total for r in self._rolled), default=0)
 
     def _members(self) -> str:
-        children = self._node.children
-        shown = [_child_label(child, self._child_noun) for child in children[:_MAX_CHILDREN_NAMED]]
-        more = len(children) - len(shown)
+        named = [
+            label
+            for child in self._children[:_MAX_CHILDREN_NAMED]
+            for label in _labels(child, self._child_noun)
+        ]
+        shown = named[:_MAX_CHILDREN_NAMED]
+        more = self._count - len(shown)
         return joined([*shown, f"{more} more"] if more else shown)
 
     def _members_pair(self) -> dict[str, Any]:
-        count = len(self._node.children)
+        count = self._count
         noun = plural(self._child_noun, 2)
-        ids = [child.node_id for child in self._node.children[:_MAX_CHILDREN_NAMED]]
+        ids = [child.node_id for child in self._children[:_MAX_CHILDREN_NAMED]]
         return pair(
             f"Which {noun} does {self._label} have, and how many?",
             f"{count}: {self._members()}",
@@ -172,7 +197,30 @@ class ParentWriter:
             yield pair(question, self._text(rolled), _sources(rolled))
 
     def _own_units(self) -> list[Unit]:
-        return central_units(self._own.units, 4)
+        return central_units([*self._own_lines, *self._own.units], 4)
+
+    @cached_property
+    def _own_lines(self) -> dict[Unit, str]:
+        """Sentences of groups of own documents, with the document that each names."""
+        return own_lines(self._own_groups)
+
+    def _real_sources(self, rolled: Rolled) -> list[str]:
+        """Return what a facet's text stands on, with the inputs in the place of their groups."""
+        groups = {child.node_id: child for child in self._node.children if child.is_group}
+        values = {v.value.casefold() for v in (rolled.values or rolled.others)}
+        found: list[str] = []
+        for source in _sources(rolled):
+            if source not in groups:
+                found.append(source)
+                continue
+            for facet in groups[source].views.facets:
+                is_same = self._names.canonical(facet.name) == rolled.name
+                if is_same and facet.value.casefold() in values:
+                    found.extend(facet.sources)
+        return found
+
+    def _real_id(self, unit: Unit) -> str:
+        return self._own_lines.get(unit, unit.doc_id)
 
     def _own_pairs(self) -> Iterator[dict[str, Any]]:
         units = self._own_units()
@@ -185,13 +233,13 @@ class ParentWriter:
 
     def _newest(self, count: int) -> list[Child]:
         """Return the newest children, newest first; those of the same time in key order."""
-        return sorted(self._node.children, key=lambda c: c.latest_at, reverse=True)[:count]
+        return sorted(self._children, key=lambda c: c.latest_at, reverse=True)[:count]
 
     def _child_pairs(self, room: int) -> list[dict[str, Any]]:
         """Return pairs of the newest children on matters that no facet of the parent covers."""
         covered = {r.name for r in self._rolled}
         found: list[dict[str, Any]] = []
-        for child in self._newest(len(self._node.children)):
+        for child in self._newest(len(self._children)):
             if len(found) >= max(0, room):
                 break
             own = next((q for q in child.views.question_answers if self._is_new(q, covered)), None)
@@ -234,6 +282,19 @@ def _sources(rolled: Rolled) -> list[str]:
     own = rolled.own.sources if rolled.own else ()
     ids = [*own, *(child for value in values for child in value.children)]
     return list(dict.fromkeys(ids))[:MAX_DOCUMENTS]
+
+
+def _labels(child: Child, noun: str) -> list[str]:
+    """Return the name of a child, or those of the children behind a group, as far as known."""
+    if child.is_group:
+        return [key_label(source, noun) for source in child.sources]
+    return [_child_label(child, noun)]
+
+
+def _cited_gist(child: Child) -> str:
+    if child.is_group:
+        return gist_line(child)
+    return cited(sentence(_gist(child)), [child.node_id]) if _gist(child) else ""
 
 
 def _child_label(child: Child, noun: str) -> str:

@@ -6,7 +6,7 @@ several values keeps them all, the most frequent first, then the first stated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hltm_spark.core.config import DeclaredFacet
@@ -85,7 +85,7 @@ class Reading:
         self, documents: Sequence[Document], names: FacetNames, *, author_name: str
     ) -> None:
         """Take the documents in node order; `author_name` is the facet of who speaks."""
-        self.documents = tuple(documents)
+        self.documents = tuple(_join_parts(documents))
         self.names = names
         self._author_name = author_name
 
@@ -181,6 +181,17 @@ class Reading:
             return []
         values = [Stated(value=author, sources=ids) for author, ids in self.speakers.items()]
         return [Facet(name=self._author_name, declared=None, values=tuple(values))]
+
+
+def _join_parts(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents with neighbouring parts of one document joined again."""
+    found: list[Document] = []
+    for document in documents:
+        if found and document.part and found[-1].doc_id == document.doc_id:
+            found[-1] = replace(found[-1], text=f"{found[-1].text}\n\n{document.text}")
+        else:
+            found.append(document)
+    return found
 
 
 def _listed(values: Sequence[Stated], *, is_split: bool) -> str:

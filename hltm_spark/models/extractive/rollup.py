@@ -3,14 +3,17 @@
 Values of one name are counted together whatever their case. Support is the number of nodes with
 documents of their own that state a value. A value below `views.min_support` is dropped, unless
 nothing reaches it and fewer than twice that many nodes state any: then the best one stays. What
-the parent's own documents say always stays.
+the parent's own documents say always stays. A group of a large parent's children keeps its most
+supported values whatever their support: they may be frequent in the whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from hltm_spark.core.config import DeclaredFacet
 from hltm_spark.core.records import Child, FacetValue
+from hltm_spark.models.extractive.grouped import MAX_VALUES
 from hltm_spark.models.extractive.names import FacetNames
 from hltm_spark.models.extractive.reading import Facet
 
@@ -88,20 +91,22 @@ def roll_up(
     *,
     min_support: int,
     leaf_depth: int,
+    is_group: bool = False,
 ) -> list[Rolled]:
     """Return the facets of a parent: declared ones in conf's order, then by how many state them.
 
     Args:
-        children: In key order.
+        children: In key order, groups of own documents left out.
         own: Facets of the parent's own documents.
         names: Declared names.
         min_support: Fewest nodes that a kept value needs.
         leaf_depth: Number of keys of a leaf's id.
+        is_group: True where the children are some of a larger parent's.
     """
     gathered: dict[str, _Gathered] = {}
     canonical: dict[str, str] = {}
     for child in children:
-        is_leaf = child.node_id.count("/") + 1 >= leaf_depth
+        is_leaf = not child.is_group and child.node_id.count("/") + 1 >= leaf_depth
         for facet in child.views.facets:
             name = canonical.get(facet.name, "")
             if not name:
@@ -112,8 +117,9 @@ def roll_up(
     own_by_name = {facet.name: facet for facet in own}
     for stated in own:
         gathered.setdefault(stated.name, _Gathered(stated.name)).add_own(stated)
+    keep = _keep_most if is_group else partial(_keep_supported, min_support=min_support)
     rolled = [
-        _rolled(found, names.of_label(name), own_by_name.get(name), min_support)
+        _rolled(found, names.of_label(name), own_by_name.get(name), keep)
         for name, found in gathered.items()
     ]
     return sorted(rolled, key=lambda r: (names.rank(r.name), -r.total, r.name))
@@ -129,12 +135,20 @@ class _Gathered:
         self.has_lists = False
         self.is_of_leaves = True
         self._totals: dict[str, int] = {}
+        self._stated: dict[str, int] = {}
 
     def add(self, child: Child, facet: FacetValue, *, is_leaf: bool) -> None:
         key = facet.value.casefold()
         self.is_of_leaves &= is_leaf
         counted = self.counted.setdefault(key, Counted(value=facet.value))
-        has_own = not is_leaf and any(not s.startswith(f"{child.node_id}/") for s in facet.sources)
+        has_own = not (is_leaf or child.is_group) and any(
+            not s.startswith(f"{child.node_id}/") for s in facet.sources
+        )
+        if child.is_group:
+            stated = self._stated[child.node_id] = (
+                self._stated.get(child.node_id, 0) + facet.support
+            )
+            self.has_lists |= stated > facet.total
         if is_leaf and self.entries and child.node_id in self._totals:
             self.has_lists = True
         if not counted.children or counted.children[-1] != child.node_id:
@@ -157,15 +171,27 @@ class _Gathered:
         return sum(self._totals.values())
 
 
+_Keep = Callable[["_Gathered", list[Counted]], list[Counted]]
+
+
+def _keep_supported(found: _Gathered, ranked: list[Counted], *, min_support: int) -> list[Counted]:
+    kept = [c for c in ranked if c.support >= min_support or c.own]
+    if not any(c.children for c in kept) and found.total < 2 * min_support:
+        kept += [c for c in ranked if c not in kept][:1]
+    return kept
+
+
+def _keep_most(_: _Gathered, ranked: list[Counted]) -> list[Counted]:
+    return [*ranked[:MAX_VALUES], *(c for c in ranked[MAX_VALUES:] if c.own)]
+
+
 def _rolled(
-    found: _Gathered, declared: DeclaredFacet | None, own: Facet | None, min_support: int
+    found: _Gathered, declared: DeclaredFacet | None, own: Facet | None, keep: _Keep
 ) -> Rolled:
     ranked = sorted(found.counted.values(), key=lambda c: c.value)
     ranked.sort(key=lambda c: c.latest, reverse=True)
     ranked.sort(key=lambda c: c.support, reverse=True)
-    kept = [c for c in ranked if c.support >= min_support or c.own]
-    if not any(c.children for c in kept) and found.total < 2 * min_support:
-        kept += [c for c in ranked if c not in kept][:1]
+    kept = keep(found, ranked)
     is_list = declared.multiple if declared else found.has_lists
     return Rolled(
         name=found.name,

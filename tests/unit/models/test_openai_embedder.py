@@ -7,9 +7,9 @@ import pytest
 
 from hltm_spark.core.config import EmbeddingSettings
 from hltm_spark.core.errors import EmbeddingError, EnvironmentProblem, LlmStopError
+from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models import retrying
 from hltm_spark.models.openai_embedder import OpenAiEmbedder
-from hltm_spark.models.tokens import estimate_tokens
 from tests import llm_server as replies
 from tests.llm_server import Call, LlmServer, Reply, hashed_vector, serve_llm
 

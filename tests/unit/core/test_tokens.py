@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from hltm_spark.models.tokens import cut_to_tokens, estimate_tokens
+from hltm_spark.core.tokens import cut_to_tokens, estimate_tokens
 
 
 @pytest.mark.parametrize(

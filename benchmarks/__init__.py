@@ -1,0 +1,1 @@
+"""Measurements of the project beside plain alternatives, each over one run."""

@@ -1,0 +1,133 @@
+"""What every step of one run shares: settings, root, pinned tables, staging and journal."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyarrow.compute import Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from hltm_spark.core.config import Settings
+from hltm_spark.core.errors import LlmStopError
+from hltm_spark.models.prices import cost
+from hltm_spark.models.providers import make_llm
+from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.calls import CallSettings
+from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.journal import read_spent
+from hltm_spark.pipeline.root import Root
+from hltm_spark.pipeline.runs import Run
+from hltm_spark.pipeline.session import task_slots
+from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, row_count
+
+
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """One run at work.
+
+    Attributes:
+        commits: The only way to write a table: fenced by the run's lease.
+    """
+
+    spark: SparkSession
+    settings: Settings
+    root: Root
+    run: Run
+    prompts: NodePrompts
+    commits: Commits
+
+    def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
+        """Write rows once to the run's staging folder; return them read back, and a count."""
+        path = self.staging(name)
+        schema = rows.schema
+        rows.write.parquet(path)
+        return self.spark.read.schema(schema).parquet(path), row_count(path)
+
+    def staged(self, name: str, schema: StructType) -> DataFrame:
+        """Return the rows of a staged frame."""
+        return self.spark.read.schema(schema).parquet(self.staging(name))
+
+    def staging(self, name: str) -> str:
+        """Return the path of one staged frame."""
+        return str(self.root.staging(self.run.run_id) / name)
+
+    def staged_count(self, name: str, where: Expression) -> int:
+        """Return how many rows of a staged frame fulfil a condition: no Spark job."""
+        return row_count(self.staging(name), where)
+
+    @property
+    def slots(self) -> int:
+        """Tasks that run at once."""
+        return task_slots(self.spark)
+
+    @property
+    def journal(self) -> Path:
+        """Folder of this run's journal."""
+        return self.root.journal() / self.run.run_id
+
+    @property
+    def documents(self) -> DataFrame:
+        """The pinned snapshot."""
+        return DOCUMENTS.read(self.spark, self.root.path, version=self.run.documents_version)
+
+    @property
+    def memory(self) -> DataFrame:
+        """The tree before this run's MERGE."""
+        return MEMORY.read(self.spark, self.root.path)
+
+    @property
+    def ledger(self) -> DataFrame:
+        """The answers on record now."""
+        return LLM_CALLS.read(self.spark, self.root.path)
+
+    def call_settings(self, *, slots: int) -> CallSettings:
+        """Return what `slots` workers need to answer requests side by side."""
+        return CallSettings(
+            settings=self.settings,
+            prompts=self.prompts,
+            journal=str(self.journal),
+            window=max(1, self.settings.llm.max_concurrency // slots),
+            run_id=self.run.run_id,
+            make_client=make_llm,
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether a worker met what no further request can survive."""
+        return (self.journal / "STOP").exists()
+
+    def raise_if_stopped(self) -> None:
+        """Raise what a worker met that no further request can survive; the ledger has the rest."""
+        if self.is_stopped:
+            stop = self.journal / "STOP"
+            message = stop.read_text(encoding="utf-8")
+            self.close_calls()
+            shutil.rmtree(self.journal)
+            raise LlmStopError(message)
+
+    def close_calls(self) -> None:
+        """Count what was paid, and remove the journal: its answers are in the ledger."""
+        run, spent = self.run, read_spent(self.journal)
+        run.calls, run.prompt_tokens = spent.calls, spent.prompt_tokens
+        run.completion_tokens = spent.completion_tokens
+        run.cost = cost(self.settings, spent.prompt_tokens, spent.completion_tokens)
+        for file in self.journal.glob("*.jsonl"):
+            file.unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The nodes of a run, not merged yet.
+
+    Attributes:
+        written: `WRITTEN` rows, read back from staging; None where nothing was written.
+        gone: tenant_id, node_id of stored nodes without any document left; None for none.
+        failed_count: Nodes that are not complete: every one is written again in each run.
+    """
+
+    written: DataFrame | None
+    gone: DataFrame | None
+    written_count: int
+    gone_count: int
+    failed_count: int

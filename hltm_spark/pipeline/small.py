@@ -1,0 +1,400 @@
+"""A small run: its nodes are written level by level in this process, not by Spark jobs.
+
+The engine's cost is jobs and commits, not rows: below some hundred nodes a frame a step costs
+seconds and the work itself next to nothing. The tables are read once, the levels are walked over
+plain lists with the same functions that `levels` maps over partitions, and the rows go back to
+Spark for the one MERGE. Both ways write the same rows.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Row
+
+from hltm_spark.core.prompts import TASKS
+from hltm_spark.core.records import NodeInput, Views
+from hltm_spark.core.tree import salted_hash, to_node_id
+from hltm_spark.models.fan_in import Group, next_input, split_input
+from hltm_spark.models.requests import WAVES, NodePrompts
+from hltm_spark.pipeline.calls import answer_rows
+from hltm_spark.pipeline.context import Outcome, RunContext
+from hltm_spark.pipeline.journal import journalled_count
+from hltm_spark.pipeline.memory import (
+    WRITTEN,
+    answered_summary,
+    answered_views,
+    stale_node,
+    written_nodes,
+)
+from hltm_spark.pipeline.progress import counting
+from hltm_spark.pipeline.requests import (
+    NODE_ID,
+    child_item,
+    document_item,
+    fold_items,
+    payload_of,
+    place_order,
+    to_node_input,
+)
+from hltm_spark.pipeline.tables import (
+    DOCUMENTS,
+    LLM_CALLS,
+    MEMORY,
+    TEXT,
+    local_rows,
+    read_rows,
+    read_sizes,
+    struct,
+    write_rows,
+)
+
+logger = logging.getLogger("hltm_spark")
+
+MAX_BYTES = 64_000_000
+"""Text of one small run, about: documents of its nodes, and memories of their children."""
+_CHILD_BYTES = 6_000
+
+_GONE = struct({"tenant_id": TEXT, "node_id": TEXT})
+_DOCUMENT_COLUMNS = [n for n in DOCUMENTS.columns if n not in ("tenant_key", "node_key", "keys")]
+_MEMORY_COLUMNS = [name for name in WRITTEN.names if name != "failed_tasks"]
+_ANSWER_COLUMNS = ("tenant_id", "request_hash", "repair_of", "is_usable", "response")
+
+Node = tuple[str, str]
+"""tenant_id, node_id."""
+Key = tuple[str, str]
+"""tenant_id, request_hash."""
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The part of the tree that a small run works on.
+
+    Attributes:
+        nodes: Identity columns of every affected node: those that changed, and their ancestors.
+        documents: Own documents of affected nodes, as items.
+        children: Memories of the children of affected nodes, as items by child; this run's
+            writing replaces them as it goes up.
+        stored: Rows of `memory` of the affected nodes that have one.
+    """
+
+    nodes: dict[Node, dict[str, Any]]
+    documents: dict[Node, list[dict[str, Any]]] = field(default_factory=dict)
+    children: dict[Node, dict[Node, dict[str, Any]]] = field(default_factory=dict)
+    stored: dict[Node, dict[str, Any]] = field(default_factory=dict)
+
+
+def write_small(context: RunContext, paths: Sequence[Row]) -> Outcome | None:
+    """Write the nodes that changed and their ancestors, or return None where they are too many.
+
+    Args:
+        context: The run.
+        paths: One row per node that something happened to: tenant_id, node_id, keys.
+    """
+    nodes = affected_nodes((row["tenant_id"], row["keys"]) for row in paths)
+    if len(nodes) > context.settings.budgets.small_run_nodes:
+        return None
+    if not nodes:
+        return Outcome(written=None, gone=None, written_count=0, gone_count=0, failed_count=0)
+    with context.run.timed("gather"):
+        tree = _load(context, nodes)
+    return None if tree is None else _SmallRun(context, tree).write()
+
+
+def affected_nodes(paths: Iterable[tuple[str, Sequence[str]]]) -> dict[Node, dict[str, Any]]:
+    """Return the identity columns of the nodes on some paths, from (tenant_id, keys)."""
+    nodes: dict[Node, dict[str, Any]] = {}
+    for tenant_id, keys in paths:
+        parent_id = None
+        for length in range(1, len(keys) + 1):
+            node_id = to_node_id(keys[:length])
+            nodes[tenant_id, node_id] = {
+                "tenant_id": tenant_id,
+                "node_id": node_id,
+                "parent_id": parent_id,
+                "keys": list(keys[:length]),
+                "depth": length - 1,
+            }
+            parent_id = node_id
+    return nodes
+
+
+def _load(context: RunContext, nodes: dict[Node, dict[str, Any]]) -> _Tree | None:
+    """Read what the nodes are written from, or return None where it is too much."""
+    spark, root = context.spark, context.root
+    ids = {node_id for _, node_id in nodes}
+    texts = DOCUMENTS.files(spark, root.path, version=context.run.documents_version)
+    memories = MEMORY.files(spark, root.path)
+    places = read_rows(memories, [*NODE_ID, "parent_id"], where={"parent_id": ids})
+    sizes = read_sizes(texts, "text", where={"node_id": ids})
+    if sizes + len(places) * _CHILD_BYTES > MAX_BYTES:
+        return None
+    tree = _Tree(nodes)
+    for row in read_rows(texts, _DOCUMENT_COLUMNS, where={"node_id": ids}):
+        node = (row["tenant_id"], row["node_id"])
+        if node in nodes:
+            tree.documents.setdefault(node, []).append(document_item(row))
+    wanted = ids | {row["node_id"] for row in places}
+    for row in read_rows(memories, _MEMORY_COLUMNS, where={"node_id": wanted}):
+        node, parent = (row["tenant_id"], row["node_id"]), (row["tenant_id"], row["parent_id"])
+        if node in nodes:
+            tree.stored[node] = row
+        if parent in nodes:
+            tree.children.setdefault(parent, {})[node] = child_item(row)
+    return tree
+
+
+class _SmallRun:
+    """Walks the affected part of the tree from its deepest level to the tenants."""
+
+    def __init__(self, context: RunContext, tree: _Tree) -> None:
+        self._context, self._tree = context, tree
+        self._written: list[dict[str, Any]] = []
+        self._gone: list[Node] = []
+        self._paid: list[dict[str, Any]] = []
+        self._ledger = LLM_CALLS.files(context.spark, context.root.path)
+
+    def write(self) -> Outcome:
+        names = self._context.settings.level_names
+        try:
+            for depth in reversed(range(len(names))):
+                self._write_level(depth, names[depth])
+        finally:
+            self._settle()
+        self._context.raise_if_stopped()
+        return self._outcome()
+
+    def _write_level(self, depth: int, level: str) -> None:
+        run, prompts = self._context.run, self._context.prompts
+        with run.timed("gather"):
+            inputs = list(self._inputs(depth, level))
+        run.nodes_touched += len(inputs)
+        if not inputs:
+            return
+        logger.info("level %s: %d nodes to write", level, len(inputs))
+        with run.timed("calls"):
+            self._reduce(inputs)
+            self._answer([one for one in inputs if not one.is_failed])
+        with run.timed("assemble"):
+            rows = written_nodes([one.answered() for one in inputs], prompts, run_id=run.run_id)
+            for row in self._with_previous(list(rows)):
+                self._written.append(row)
+                node, parent = (
+                    (row["tenant_id"], row["node_id"]),
+                    (row["tenant_id"], row["parent_id"]),
+                )
+                self._tree.children.setdefault(parent, {})[node] = child_item(row)
+
+    def _inputs(self, depth: int, level: str) -> Iterator["_Asked"]:
+        """Yield the inputs of one level's nodes that changed; note those that are gone."""
+        tree = self._tree
+        for node in sorted(n for n, columns in tree.nodes.items() if columns["depth"] == depth):
+            columns = tree.nodes[node]
+            stored = tree.stored.get(node)
+            children = tree.children.get(node, {}).values()
+            items = sorted([*children, *tree.documents.get(node, ())], key=place_order)
+            if not items:
+                tree.children.get((node[0], columns["parent_id"]), {}).pop(node, None)
+                if stored:
+                    self._gone.append(node)
+                continue
+            is_complete = stored is not None and stored["status"] == "complete"
+            before = stored["input_fingerprint"] if stored and is_complete else None
+            rows = ({**item, **columns, "stored_fingerprint": before} for item in items)
+            folded = list(fold_items(rows, self._context.prompts, level=level))
+            if folded and "position" not in folded[-1]:
+                yield _Asked.from_folded(folded)
+
+    def _reduce(self, asked: Sequence["_Asked"]) -> None:
+        """Reduce the inputs beyond the budget in groups, pass by pass, to one prompt each."""
+        prompts = self._context.prompts
+        wide = list(asked)
+        while wide := [one for one in wide if not one.is_failed and one.split(prompts)]:
+            groups = [one.ask_group(group) for one in wide for group in one.groups]
+            self._answer([group for group in groups if group is not None])
+            for one in wide:
+                one.take_groups(prompts)
+
+    def _answer(self, asked: Sequence["_Asked"]) -> None:
+        """Bring every request of the given inputs its response, from the ledger or the model."""
+        for tasks in WAVES[self._context.prompts.layout]:
+            requests = [
+                {**request, "tenant_key": salted_hash(one.tenant_id, salt=self._context.root.salt)}
+                for one in asked
+                for request in one.requests(tasks, self._context.prompts)
+            ]
+            if not requests:
+                continue
+            responses = self._look_up(requests)
+            waiting = {_key(r): r for r in requests if _key(r) not in responses}
+            self._context.run.cached += len(requests) - len(waiting)
+            responses |= self._call(list(waiting.values()))
+            for one in asked:
+                one.take(responses)
+
+    def _look_up(self, requests: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
+        keys = {_key(request) for request in requests}
+        hashes = {request_hash for _, request_hash in keys}
+        found: dict[Key, str] = {}
+        for column in ("request_hash", "repair_of"):
+            for row in read_rows(self._ledger, _ANSWER_COLUMNS, where={column: hashes}):
+                key = (row["tenant_id"], row["repair_of"] or row["request_hash"])
+                if row["is_usable"] and key in keys:
+                    found[key] = max(found.get(key, ""), row["response"])
+        return found
+
+    def _call(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
+        if not waiting:
+            return {}
+        call, journal = self._context.call_settings(slots=1), self._context.journal
+        before = journalled_count(journal)
+        with counting(
+            "calls", total=len(waiting), count=lambda: journalled_count(journal) - before
+        ):
+            paid = list(answer_rows(waiting, call))
+        self._paid += paid
+        if self._context.is_stopped:
+            self._settle()
+            self._context.raise_if_stopped()
+        usable = [row for row in paid if row["is_usable"]]
+        return {
+            (r["tenant_id"], r["repair_of"] or r["request_hash"]): r["response"] for r in usable
+        }
+
+    def _with_previous(self, written: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the rows, a node that failed as its previous memory where it has one."""
+        failed = {row["node_id"] for row in written if row["failed_tasks"]}
+        previous: dict[Node, dict[str, Any]] = {}
+        if failed:
+            files = MEMORY.files(self._context.spark, self._context.root.path)
+            stored = read_rows(files, _MEMORY_COLUMNS, where={"node_id": failed})
+            previous = {(row["tenant_id"], row["node_id"]): row for row in stored}
+        for row in written:
+            before = previous.get((row["tenant_id"], row["node_id"]))
+            yield stale_node(row, before) if before and row["failed_tasks"] else row
+
+    def _settle(self) -> None:
+        """Bring what was paid into the ledger; until then it is in the journal."""
+        if self._paid:
+            path = self._context.staging("paid")
+            write_rows(self._paid, LLM_CALLS.schema, path)
+            self._paid = []
+            rows = self._context.spark.read.schema(LLM_CALLS.schema).parquet(path)
+            self._context.commits.append(LLM_CALLS, rows)
+
+    def _outcome(self) -> Outcome:
+        context = self._context
+        written = gone = None
+        if self._written:
+            path = context.staging("written")
+            write_rows(self._written, WRITTEN, path)
+            written = context.spark.read.schema(WRITTEN).parquet(path)
+        if self._gone:
+            rows = [dict(zip(NODE_ID, node, strict=True)) for node in self._gone]
+            gone = local_rows(context.spark, rows, _GONE)
+        return Outcome(
+            written=written,
+            gone=gone,
+            written_count=len(self._written),
+            gone_count=len(self._gone),
+            failed_count=sum(row["status"] != "complete" for row in self._written),
+        )
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One node, or one group of a wide node's items, and what was answered on it."""
+
+    row: Mapping[str, Any]
+    node: NodeInput
+    is_group: bool = False
+    responses: dict[str, str] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    parts: dict[str, "_Asked"] = field(default_factory=dict)
+    is_failed: bool = False
+    waiting: dict[Key, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_folded(cls, folded: Sequence[Mapping[str, Any]]) -> "_Asked":
+        """Return a node from what `fold_items` yields of it: its items too where it is wide."""
+        row = folded[-1]
+        if "payload" in row:
+            return cls(row, NodeInput.from_dict(json.loads(row["payload"])))
+        bodies = [json.loads(item["item"]) for item in folded[:-1]]
+        identity = {name: row[name] for name in ("tenant_id", "node_id", "level")}
+        return cls(row, to_node_input(bodies, **identity))
+
+    @property
+    def tenant_id(self) -> str:
+        return self.node.tenant_id
+
+    def split(self, prompts: NodePrompts) -> bool:
+        """Split the input into groups where it is beyond the budget; tell whether it is."""
+        self.groups = split_input(self.node, prompts)
+        return bool(self.groups)
+
+    def ask_group(self, group: Group) -> "_Asked | None":
+        """Return what is to be asked about a group; None for a single item, which is passed on."""
+        if group.is_single:
+            return None
+        self.parts[group.key] = _Asked(self.row, group.node, is_group=True)
+        return self.parts[group.key]
+
+    def take_groups(self, prompts: NodePrompts) -> None:
+        """Replace the input by its groups' memories, or fail where one has none."""
+        tasks = set(TASKS[prompts.layout])
+        if any(part.responses.keys() != tasks for part in self.parts.values()):
+            self.is_failed = True
+            return
+        views = {key: part.views(prompts) for key, part in self.parts.items()}
+        self.node = next_input(self.node, self.groups, views)
+        self.parts = {}
+
+    def views(self, prompts: NodePrompts) -> Views:
+        """Return the views of a group that was answered."""
+        return answered_views(self.node, self.responses, prompts)
+
+    def requests(self, tasks: Iterable[str], prompts: NodePrompts) -> Iterator[dict[str, Any]]:
+        """Yield the requests of one wave; a later wave needs the summary of an earlier one."""
+        is_first = tuple(tasks) == WAVES[prompts.layout][0]
+        if not self.node.source_ids or not (is_first or "summary" in self.responses):
+            return
+        summary = (
+            None if is_first else answered_summary(self.node, self.responses["summary"], prompts)
+        )
+        for task in tasks:
+            request = prompts.request(self.node, task, summary=summary, is_group=self.is_group)
+            key = prompts.request_hash(request, tenant_id=self.tenant_id)
+            self.waiting[self.tenant_id, key] = task
+            yield {
+                "tenant_id": self.tenant_id,
+                "node_id": self.node.node_id,
+                "level": self.node.level,
+                "task": task,
+                "request_hash": key,
+                "summary": summary,
+                "payload": payload_of(self.node, is_group=self.is_group),
+            }
+
+    def take(self, responses: Mapping[Key, str]) -> None:
+        """Keep the responses to what was asked last."""
+        for key, task in self.waiting.items():
+            if key in responses:
+                self.responses[task] = responses[key]
+        self.waiting = {}
+
+    def answered(self) -> dict[str, Any]:
+        """Return the node's row for `written_nodes`: without any response where a group failed."""
+        responses = {} if self.is_failed else self.responses
+        entries = [{"task": task, "response": text} for task, text in responses.items()]
+        return {
+            **self.row,
+            "payload": payload_of(self.node, is_group=False),
+            "responses": entries,
+        }
+
+
+def _key(request: Mapping[str, Any]) -> Key:
+    return request["tenant_id"], request["request_hash"]
