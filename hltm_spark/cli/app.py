@@ -15,7 +15,8 @@ import click
 from hltm_spark import __version__
 from hltm_spark.cli.dataset import dataset
 from hltm_spark.cli.look import query, runs, show
-from hltm_spark.cli.run import index, ingest, publish, update
+from hltm_spark.cli.plan import plan
+from hltm_spark.cli.run import index, ingest, publish, update, verify
 from hltm_spark.core.errors import HltmError, StoppedError, TooManyFailuresError
 
 STOPPED, WRONG, FAILED = 3, 2, 1
@@ -41,7 +42,7 @@ def hltm(verbose: bool) -> None:  # noqa: FBT001 - click passes a flag
     logging.getLogger("hltm_spark").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-for verb in (ingest, index, update, publish, query, show, runs, dataset):
+for verb in (ingest, index, update, plan, publish, verify, query, show, runs, dataset):
     hltm.add_command(verb)
 
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        hltm.main(
+        code = hltm.main(
             args=list(arguments) if arguments is not None else None,
             prog_name="hltm",
             standalone_mode=False,
@@ -70,7 +71,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last line of defence turns it into a code
         _tell(error)
         return FAILED
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _code_of(error: HltmError) -> int:

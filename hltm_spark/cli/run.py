@@ -1,4 +1,4 @@
-"""Verbs that write: ingest, index, update, publish."""
+"""Verbs that run the pipeline: ingest, index, update, publish, verify."""
 
 import importlib.util
 import logging
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hltm_spark.cli.options import Call, common_options
-from hltm_spark.core.errors import MissingExtraError
+from hltm_spark.core.errors import FollowStoppedError, MissingExtraError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from hltm_spark.pipeline.runs import Run
+    from hltm_spark.pipeline.verify import Verification
 
 logger = logging.getLogger("hltm_spark")
 
@@ -65,10 +66,51 @@ def index(call: Call, *, is_publishing: bool) -> None:
 
 @click.command()
 @click.option("--publish/--no-publish", "is_publishing", default=True, help="Write shards.")
+@click.option("--follow", is_flag=True, help="Keep going, one update after the other.")
+@click.option(
+    "--every",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="From the start of one update to the next with --follow: 90, 60s, 5m, 1h.",
+)
 @common_options
-def update(call: Call, *, is_publishing: bool) -> None:
-    """Bring the memory tree up to the latest documents, from what the change feed names."""
-    _run(call, kind="update", is_publishing=is_publishing)
+def update(call: Call, *, is_publishing: bool, follow: bool, every: str) -> None:
+    """Bring the memory tree up to the latest documents, from what the change feed names.
+
+    With --follow it goes on until SIGTERM or Ctrl-C: the cycle that is at work ends first. A cycle
+    that fails is tried again later; ten in a row end it.
+    """
+    if not follow:
+        _run(call, kind="update", is_publishing=is_publishing)
+        return
+    from hltm_spark.pipeline.follow import follow as keep_going  # noqa: PLC0415
+    from hltm_spark.pipeline.follow import parse_duration, stop_on_signals  # noqa: PLC0415
+
+    every_s = parse_duration(every)
+    spark = start_spark("hltm update")
+    with stop_on_signals() as stop:
+        keep_going(
+            lambda: _run(call, kind="update", is_publishing=is_publishing, spark=spark),
+            every_s=every_s,
+            stop=stop,
+        )
+    raise FollowStoppedError("update --follow was stopped by a signal; every cycle is complete")
+
+
+@click.command()
+@click.option("--cold", is_flag=True, help="Reuse no answer on record: costs a full index.")
+@common_options
+def verify(call: Call, *, cold: bool) -> None:
+    """Rebuild the memory beside the one that is there and compare both; exit 1 on a difference."""
+    spark = start_spark("hltm verify")
+    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+    from hltm_spark.pipeline.verify import verify as compare  # noqa: PLC0415
+
+    found = compare(spark, call.settings, open_root(call.root), is_cold=cold)
+    call.report(asdict(found), verification_lines(found))
+    if not found.equal:
+        click.get_current_context().exit(1)
 
 
 @click.command()
@@ -84,8 +126,10 @@ def publish(call: Call) -> None:
     call.report(values, [f"{run.tenants_published} tenants published in {run.seconds:.1f} s"])
 
 
-def _run(call: Call, *, kind: str, is_publishing: bool) -> None:
-    spark = start_spark(f"hltm {kind}")
+def _run(
+    call: Call, *, kind: str, is_publishing: bool, spark: "SparkSession | None" = None
+) -> None:
+    spark = spark or start_spark(f"hltm {kind}")
     from hltm_spark.pipeline.index import run_pipeline  # noqa: PLC0415
     from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
 
@@ -119,3 +163,21 @@ def run_lines(run: "Run") -> list[str]:
         f"cost {run.cost:.4f}",
         f"{run.tenants_published} tenants published; {run.seconds:.1f} s ({stages})",
     ]
+
+
+def verification_lines(found: "Verification") -> list[str]:
+    """Return a verification in words, one line a difference."""
+    verdict = "equal to a rebuild" if found.equal else f"{found.difference_count} differences"
+    lines = [
+        f"{found.nodes} nodes: {verdict}; {found.calls} answers were not on record "
+        f"({found.seconds:.1f} s)"
+    ]
+    if found.incomplete:
+        lines.append(f"{found.incomplete} stale or partial nodes were left aside")
+    if found.pending:
+        lines.append(
+            f"{found.pending} versions of documents are not applied yet; run `hltm update`"
+        )
+    lines += [f"  {difference.node_id}: {difference.what}" for difference in found.differences]
+    left = found.difference_count - len(found.differences)
+    return [*lines, f"  and {left} more"] if left > 0 else lines

@@ -60,6 +60,10 @@ class StoppedError(HltmError):
     """Base of what ends a run early with everything so far kept: run it again (exit code 3)."""
 
 
+class FollowStoppedError(StoppedError):
+    """Raised when a signal ended `update --follow` between two cycles."""
+
+
 class LeaseHeldError(StoppedError):
     """Raised when another run on the same storage root did not end while this one waited."""
 

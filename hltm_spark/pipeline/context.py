@@ -124,10 +124,12 @@ class Outcome:
         written: `WRITTEN` rows, read back from staging; None where nothing was written.
         gone: tenant_id, node_id of stored nodes without any document left; None for none.
         failed_count: Nodes that are not complete: every one is written again in each run.
+        is_all_new: True where none of the written nodes has a row in `memory` and none is gone.
     """
 
     written: DataFrame | None
     gone: DataFrame | None
     written_count: int
     gone_count: int
-    failed_count: int
+    failed_count: int = 0
+    is_all_new: bool = False

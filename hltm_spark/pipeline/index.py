@@ -163,6 +163,9 @@ def _paths(context: RunContext) -> tuple[DataFrame, list[Row] | None]:
     """Return the nodes that something happened to, as a frame, and as rows where they are few."""
     run, limit = context.run, context.settings.budgets.small_run_nodes
     cursor = read_cursor(RUNS.read(context.spark, context.root.path))
+    oldest = DOCUMENTS.committed_at(context.root.path, cursor.version + 1 if cursor else 1)
+    if oldest is not None:
+        run.freshness_s = round(max(0.0, (run.started_at - oldest).total_seconds()), 3)
     if cursor is None or run.kind == "index" or _is_other_settings(cursor, run):
         every = context.documents.select(*NODE).unionByName(context.memory.select(*NODE)).distinct()
         return every, few_paths(every, limit=limit)
@@ -207,7 +210,10 @@ def _merge(context: RunContext, outcome: Outcome) -> None:
             written = outcome.written or local_rows(spark, [], WRITTEN)
             gone = outcome.gone or written.select("tenant_id", "node_id").limit(0)
             changes = memory_changes(written, gone, context.root)
-            context.commits.merge(MEMORY, changes, delete_when="s.is_removed")
+            if outcome.is_all_new:
+                context.commits.append(MEMORY, changes)  # nothing to match: cheaper than a MERGE
+            else:
+                context.commits.merge(MEMORY, changes, delete_when="s.is_removed")
             _record_failures(context, written, gone)
 
 

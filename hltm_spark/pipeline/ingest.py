@@ -147,12 +147,12 @@ class _Ingest:
         counts = {
             row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()
         }
-        if any(counts.get(name) for name in ("added", "changed", "deleted", "absent")):
-            self.commits.merge(
-                DOCUMENTS,
-                outcomes.where("outcome != 'unchanged'"),
-                delete_when="s.outcome IN ('deleted', 'absent')",
-            )
+        different = outcomes.where("outcome != 'unchanged'")
+        if any(counts.get(name) for name in ("changed", "deleted", "absent")):
+            removed = "s.outcome IN ('deleted', 'absent')"
+            self.commits.merge(DOCUMENTS, different, delete_when=removed)
+        elif counts.get("added"):
+            self.commits.append(DOCUMENTS, different)  # nothing to match: a fraction of a MERGE
         is_taken = F.col("reason").isNull()
         taken = {row[0]: row[1] for row in checked.groupBy(is_taken).count().collect()}
         if rejected := taken.get(False, 0):

@@ -50,6 +50,7 @@ def write_levels(context: RunContext, paths: DataFrame) -> Outcome:
         written_count=context.run.nodes_touched,
         gone_count=gone.count(),
         failed_count=failed,
+        is_all_new=not context.staged_count("candidates", pc.field("is_stored")),
     )
 
 

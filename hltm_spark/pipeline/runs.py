@@ -31,6 +31,7 @@ class Run:
         cached: Requests answered from the ledger.
         failed: Nodes that are not complete at the end.
         cost: In the currency of the conf's prices.
+        freshness_s: Age of the oldest change that no run had applied when this one began.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class Run:
     completion_tokens: int = 0
     cost: float = 0.0
     seconds: float = 0.0
+    freshness_s: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
     tenants_published: int = 0
     message: str = ""

@@ -97,7 +97,7 @@ def write_small(context: RunContext, paths: Sequence[Row]) -> Outcome | None:
     if len(nodes) > context.settings.budgets.small_run_nodes:
         return None
     if not nodes:
-        return Outcome(written=None, gone=None, written_count=0, gone_count=0, failed_count=0)
+        return Outcome(written=None, gone=None, written_count=0, gone_count=0)
     with context.run.timed("gather"):
         tree = _load(context, nodes)
     return None if tree is None else _SmallRun(context, tree).write()
@@ -287,6 +287,7 @@ class _SmallRun:
     def _outcome(self) -> Outcome:
         context = self._context
         written = gone = None
+        keys = {(row["tenant_id"], row["node_id"]) for row in self._written}
         if self._written:
             path = context.staging("written")
             write_rows(self._written, WRITTEN, path)
@@ -300,6 +301,7 @@ class _SmallRun:
             written_count=len(self._written),
             gone_count=len(self._gone),
             failed_count=sum(row["status"] != "complete" for row in self._written),
+            is_all_new=not self._gone and self._tree.stored.keys().isdisjoint(keys),
         )
 
 

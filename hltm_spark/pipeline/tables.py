@@ -7,6 +7,7 @@ without a server plugin.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -142,6 +143,14 @@ class Table:
         """Return the latest version, from the names in the log: no Spark job."""
         log = Path(self.path(root)) / "_delta_log"
         return max(int(file.stem) for file in log.glob("[0-9]*.json") if file.stem.isdigit())
+
+    def committed_at(self, root: str, version: int) -> datetime | None:
+        """Return when a version was committed, or None where its log entry was cleaned up."""
+        file = Path(self.path(root)) / "_delta_log" / f"{version:020d}.json"
+        try:
+            return datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        except FileNotFoundError:
+            return None
 
     def table_id(self, spark: SparkSession, root: str) -> str:
         """Return the id that Delta gave the table; a table made anew has another one."""
@@ -295,6 +304,7 @@ RUNS = Table(
         "completion_tokens": LONG,
         "cost": DOUBLE,
         "seconds": DOUBLE,
+        "freshness_s": DOUBLE,
         "stage_seconds": t.MapType(TEXT, DOUBLE),
         "tenants_published": LONG,
         "message": TEXT,

@@ -72,18 +72,6 @@ class Memory:
         rows = self.read(MEMORY).drop("run_id").orderBy("tenant_id", "keys").collect()
         return [row.asDict(recursive=True) for row in rows]
 
-    def fresh(self, name: str) -> "Memory":
-        """Return an empty memory with the same settings and salt."""
-        path = self.scratch / name
-        path.mkdir()
-        shutil.copy(Path(self.root.path) / "root.json", path)
-        return Memory(
-            spark=self.spark,
-            root=open_root(str(path)),
-            settings=self.settings,
-            scratch=self.scratch,
-        )
-
 
 class MakeMemory:
     """Makes memories on scratch roots; one test may want several.
@@ -95,10 +83,15 @@ class MakeMemory:
         self._spark, self._scratch, self._tables = spark, scratch, tables
         self._count = 0
 
-    def __call__(self, levels: Sequence[str] = (), **sections: Any) -> Memory:
+    def __call__(
+        self, levels: Sequence[str] = (), *, like: Memory | None = None, **sections: Any
+    ) -> Memory:
+        """Return an empty memory; one like another has its salt, so that rows compare."""
         self._count += 1
         path = self._scratch / f"root-{self._count}"
         shutil.copytree(self._tables, path / "tables")
+        if like is not None:
+            shutil.copy(Path(like.root.path) / "root.json", path)
         return Memory(
             spark=self._spark,
             root=open_root(str(path)),

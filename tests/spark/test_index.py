@@ -110,7 +110,7 @@ def test_a_deletion_reaches_every_ancestor_and_empties_the_tree(memory: Memory) 
 
 
 @pytest.mark.soak
-def test_updates_in_any_order_equal_a_rebuild(memory: Memory) -> None:
+def test_updates_in_any_order_equal_a_rebuild(memory: Memory, make_memory: MakeMemory) -> None:
     memory.ingest(*(role(f"d{n}", f"p{n % 3}", Location=f"City {n % 2}") for n in range(9)))
     memory.run()
     memory.ingest(role("d1", "p1", Location="Elsewhere"), role("d2", "p9", Location="City 1"))
@@ -119,9 +119,8 @@ def test_updates_in_any_order_equal_a_rebuild(memory: Memory) -> None:
     memory.ingest(role("d4", "p0", Location="City 0"))
     memory.run("update")
 
-    rebuilt = memory.fresh("rebuilt")
+    rebuilt = make_memory(like=memory)
     snapshot = memory.read(DOCUMENTS)
-    rebuilt.run()
     DOCUMENTS.append(snapshot, rebuilt.root.path)
     rebuilt.run()
 

@@ -7,7 +7,7 @@ from hltm_spark.pipeline.index import publish_only
 from hltm_spark.pipeline.tables import EMBEDDINGS
 from serving import MemoryReader, ScopeNotFound
 from tests.builders import raw_document
-from tests.spark.conftest import Memory
+from tests.spark.conftest import MakeMemory, Memory
 
 ROWS = [
     raw_document("d1", text="Title: Welder\nLocation: Turku\nWork mode: hybrid"),
@@ -85,10 +85,10 @@ def test_a_tenant_without_documents_loses_its_shard(memory: Memory) -> None:
         reader(memory).scope("globex")
 
 
-def test_a_rebuild_publishes_the_same_bytes(memory: Memory, tmp_path: Path) -> None:
+def test_a_rebuild_publishes_the_same_bytes(memory: Memory, make_memory: MakeMemory) -> None:
     memory.ingest(*ROWS)
     memory.run(is_publishing=True)
-    rebuilt = memory.fresh("rebuilt")
+    rebuilt = make_memory(like=memory)
     rebuilt.ingest(*reversed(ROWS))
 
     rebuilt.run(is_publishing=True)

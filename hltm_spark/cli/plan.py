@@ -1,0 +1,81 @@
+"""The verb that says what the next run will take, before it starts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hltm_spark.cli.options import Call, common_options
+from hltm_spark.cli.run import start_spark
+from hltm_spark.core.config import Settings
+from hltm_spark.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from hltm_spark.pipeline.plan import Plan
+
+
+@click.command()
+@click.option(
+    "--full", "is_full", is_flag=True, help="Plan a rebuild from an empty root, ledger reused."
+)
+@common_options
+def plan(call: Call, *, is_full: bool) -> None:
+    """Print calls, tokens and cost of the next run; nothing is called or written."""
+    if not call.root:
+        raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
+    spark = start_spark("hltm plan")
+    from hltm_spark.pipeline.plan import Plan, plan_run  # noqa: PLC0415
+    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+
+    is_root = (Path(call.root).expanduser() / "root.json").is_file()  # a plan makes none
+    planned = (
+        plan_run(spark, call.settings, open_root(call.root), is_full=is_full)
+        if is_root
+        else Plan.empty(call.settings)
+    )
+    call.report(planned.summary(), plan_lines(planned, call.settings))
+
+
+def plan_lines(planned: "Plan", settings: Settings) -> list[str]:
+    """Return a plan in words: one line a level, then what it means."""
+    counts = [
+        (level.level, level.nodes, level.calls, level.cached, level.prompt_tokens)
+        for level in planned.levels
+    ]
+    totals = (planned.nodes_touched, planned.calls, planned.cached, planned.prompt_tokens)
+    width = max(len(row[0]) for row in [*counts, ("level",)])
+    table = [f"{'level':{width}}      nodes      calls     cached  prompt tokens"]
+    table += [
+        f"{name:{width}}  {nodes:9}  {calls:9}  {cached:9}  {tokens:13}"
+        for name, nodes, calls, cached, tokens in [*counts, ("all", *totals)]
+    ]
+    return [
+        *table,
+        f"considered: {planned.considered} ({planned.documents} documents); "
+        f"{planned.unchanged} nodes stay as they are, {planned.removed} are removed",
+        f"{planned.completion_tokens} completion tokens; {_cost_text(planned, settings)}",
+        f"calls are {_bound_text(planned)}; {_token_text(planned, settings)}",
+    ]
+
+
+def _cost_text(planned: "Plan", settings: Settings) -> str:
+    name = settings.llm.model_name
+    if settings.llm.provider == "extractive" or name in settings.prices:
+        return f"cost {planned.cost:.4f}"
+    return f"no cost: conf has no [prices] for model {name!r}"
+
+
+def _bound_text(planned: "Plan") -> str:
+    if planned.is_upper_bound:
+        return "an upper bound: a node that comes out as it was stops the run below its ancestors"
+    return "what the run will take, repairs of answers left out"
+
+
+def _token_text(planned: "Plan", settings: Settings) -> str:
+    if settings.llm.provider == "extractive":
+        return "extractive takes no tokens"
+    if not planned.calls:
+        return "no tokens to estimate"
+    if planned.history:
+        return f"tokens are scaled by {planned.history} answers on record"
+    return "tokens are estimates without history of this model"
