@@ -43,7 +43,7 @@ def plan_lines(planned: "Plan", settings: Settings) -> list[str]:
         for level in planned.levels
     ]
     totals = (planned.nodes_touched, planned.calls, planned.cached, planned.prompt_tokens)
-    width = max(len(row[0]) for row in [*counts, ("level",)])
+    width = max(len("level"), *(len(level.level) for level in planned.levels))
     table = [f"{'level':{width}}      nodes      calls     cached  prompt tokens"]
     table += [
         f"{name:{width}}  {nodes:9}  {calls:9}  {cached:9}  {tokens:13}"

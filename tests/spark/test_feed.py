@@ -1,0 +1,97 @@
+"""The edges of the change feed: nothing new, a feed that cannot be read, a table that was widened."""
+
+from collections.abc import Callable
+
+import pytest
+
+from hltm_spark.core.errors import DataError
+from hltm_spark.pipeline.runs import Cursor, read_cursor
+from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, PUBLISHED, RUNS
+from tests.builders import raw_document
+from tests.spark.conftest import MakeMemory, Memory
+
+UNCHECKED = "spark.databricks.delta.retentionDurationCheck.enabled"
+
+
+def leaf(number: int, city: str) -> dict[str, object]:
+    return raw_document(f"d{number}", project=f"p{number}", text=f"Location: {city}")
+
+
+def cursor(memory: Memory) -> Cursor:
+    found = read_cursor(memory.read(RUNS))
+    assert found is not None
+    return found
+
+
+def documents_sql(memory: Memory, statement: str) -> None:
+    memory.spark.sql(statement.format(DOCUMENTS.sql_name(memory.root.path)))
+
+
+def vacuum(memory: Memory) -> None:
+    memory.spark.conf.set(UNCHECKED, "false")
+    try:
+        documents_sql(memory, "VACUUM {} RETAIN 0 HOURS")
+    finally:
+        memory.spark.conf.unset(UNCHECKED)
+
+
+def switch_off(memory: Memory) -> None:
+    documents_sql(memory, "ALTER TABLE {} SET TBLPROPERTIES (delta.enableChangeDataFeed = false)")
+
+
+def switch_on(memory: Memory) -> None:
+    documents_sql(memory, "ALTER TABLE {} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
+
+
+def test_an_update_without_a_commit_since_the_last_run_changes_no_table(memory: Memory) -> None:
+    memory.ingest(leaf(1, "Turku"))
+    memory.run(is_publishing=True)
+    tables = (DOCUMENTS, MEMORY, LLM_CALLS, PUBLISHED)
+    before = {table.name: table.version(memory.root.path) for table in tables}
+
+    memory.ingest(leaf(1, "Turku"))
+    run = memory.run("update", is_publishing=True)
+
+    assert (run.status, run.calls, run.cached, run.nodes_touched) == ("done", 0, 0, 0)
+    assert {table.name: table.version(memory.root.path) for table in tables} == before
+
+
+@pytest.mark.parametrize("harm", [vacuum, switch_off])
+def test_a_feed_that_cannot_be_read_stops_the_update_and_index_heals_it(
+    memory: Memory, make_memory: MakeMemory, harm: Callable[[Memory], None]
+) -> None:
+    memory.ingest(leaf(1, "Turku"), leaf(2, "Oulu"), leaf(3, "Espoo"))
+    memory.run()
+    before, nodes = cursor(memory), memory.content()
+
+    memory.ingest(leaf(1, "Tampere"), {"contract": "acme", "doc_id": "d3", "op": "delete"})
+    harm(memory)
+    memory.ingest(leaf(2, "Kuopio"))
+    with pytest.raises(DataError, match="run `hltm index`"):
+        memory.run("update")
+
+    assert (cursor(memory), memory.content()) == (before, nodes)
+    assert memory.run("index").status == "done"
+    switch_on(memory)
+    memory.ingest(leaf(2, "Vaasa"))
+    assert memory.run("update").nodes_touched == 3
+    rebuilt = make_memory(like=memory)
+    DOCUMENTS.append(memory.read(DOCUMENTS), rebuilt.root.path)
+    rebuilt.run()
+    assert rebuilt.content() == memory.content()
+
+
+def test_a_column_added_from_outside_does_not_break_updates(memory: Memory) -> None:
+    memory.ingest(leaf(1, "Turku"), leaf(2, "Oulu"))
+    memory.run()
+
+    documents_sql(memory, "ALTER TABLE {} ADD COLUMNS (reviewed_by STRING)")
+    documents_sql(memory, "UPDATE {} SET reviewed_by = 'someone' WHERE doc_id = 'd2'")
+    memory.ingest(leaf(1, "Tampere"), leaf(3, "Espoo"))
+    run = memory.run("update")
+
+    assert (run.status, run.nodes_touched) == ("done", 4)
+    assert set(memory.nodes()) == {"acme", "acme/s1", "acme/s1/p1", "acme/s1/p2", "acme/s1/p3"}
+    assert "Tampere" in memory.nodes()["acme"]["summary"]
+    kept = memory.read(DOCUMENTS).where("reviewed_by IS NOT NULL").collect()
+    assert [row["doc_id"] for row in kept] == ["d2"]
