@@ -124,6 +124,8 @@ def _local_settings(jars: Sequence[str], scratch: str) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         # one round of tasks a shuffle; one partition would hide faults of order
         "spark.sql.shuffle.partitions": str(max(2, cores)),
+        # partitions are as many as cores already, and every shuffle would be a job of its own
+        "spark.sql.adaptive.enabled": "false",
         # a run is many small plans: compiling each to bytecode costs more than running it
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
