@@ -67,7 +67,8 @@ cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 check: lint types test ## Lint, types, every test
 
 ##@ Measure
-bench: $(STAMP) ## Benchmarks, printed as ratios of one run
+bench: $(STAMP) ## An update beside a full index, as ratios of one run; LEAVES=500 for a small one, JSON=file
+	@$(BIN)/python -m benchmarks.scale $(if $(LEAVES),--leaves $(LEAVES)) $(if $(JSON),--json "$(JSON)")
 	@echo "retrieval needs LoCoMo's published file: make bench-retrieval LOCOMO=path/to/locomo10.json"
 
 bench-retrieval: $(STAMP) ## Retrieval beside plain baselines, over LOCOMO=file

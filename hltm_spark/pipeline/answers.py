@@ -14,8 +14,9 @@ from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.context import RunContext
 from hltm_spark.pipeline.journal import journalled_count
 from hltm_spark.pipeline.memory import answered_summary
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.progress import counting
-from hltm_spark.pipeline.requests import PART, map_rows
+from hltm_spark.pipeline.requests import PART
 from hltm_spark.pipeline.tables import LLM_CALLS, TEXT, struct
 
 SUMMARY_REQUESTS = struct(

@@ -24,7 +24,7 @@ from hltm_spark.models.answering import REPAIR, ask
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.journal import Journal
-from hltm_spark.pipeline.requests import map_rows
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.tables import LLM_CALLS, TEXT, struct
 
 OPEN_REQUEST = struct(

@@ -15,11 +15,12 @@ from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.files import row_count
 from hltm_spark.pipeline.journal import read_spent
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import task_slots
-from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, row_count
+from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from hltm_spark.core.config import EmbeddingSettings
 from hltm_spark.models.embedders import Embedder
 from hltm_spark.models.providers import make_embedder
 from hltm_spark.pipeline.changes import salted_key
-from hltm_spark.pipeline.requests import map_rows
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import EMBEDDINGS
 

@@ -27,14 +27,14 @@ from hltm_spark.models.fan_in import Group, fit_item, group_keys, item_tokens, s
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.answers import answer_inputs
 from hltm_spark.pipeline.context import RunContext
+from hltm_spark.pipeline.items import NODE_ID
 from hltm_spark.pipeline.memory import answered_views, with_responses
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.requests import (
     IDENTITY,
     INPUTS,
-    NODE_ID,
     PART,
     input_columns,
-    map_rows,
     to_item,
     to_node_input,
 )

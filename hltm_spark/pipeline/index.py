@@ -26,6 +26,7 @@ from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.changes import NODE, changed_paths, few_paths, readable_feed, salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.context import Outcome, RunContext
+from hltm_spark.pipeline.files import local_rows
 from hltm_spark.pipeline.journal import FAILED, fold_journals, read_failures
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.levels import write_levels
@@ -34,7 +35,7 @@ from hltm_spark.pipeline.publish import publish
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
-from hltm_spark.pipeline.tables import DOCUMENTS, FAILURES, MEMORY, RUNS, create_tables, local_rows
+from hltm_spark.pipeline.tables import DOCUMENTS, FAILURES, MEMORY, RUNS, create_tables
 
 logger = logging.getLogger("hltm_spark")
 

@@ -18,9 +18,10 @@ from hltm_spark.pipeline.answers import answer_inputs
 from hltm_spark.pipeline.changes import mark_candidates
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.groups import reduce_wide
+from hltm_spark.pipeline.items import child_items, document_items
 from hltm_spark.pipeline.journal import read_failures
 from hltm_spark.pipeline.memory import WRITTEN, assemble, keep_previous
-from hltm_spark.pipeline.requests import INPUTS, child_items, document_items, gather_inputs
+from hltm_spark.pipeline.requests import INPUTS, gather_inputs
 
 logger = logging.getLogger("hltm_spark")
 

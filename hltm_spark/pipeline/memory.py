@@ -13,7 +13,8 @@ from hltm_spark.core.views import assemble_views
 from hltm_spark.models.parsing import parse_answer
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.changes import salted_key
-from hltm_spark.pipeline.requests import IDENTITY, PART, map_rows
+from hltm_spark.pipeline.partitions import map_rows
+from hltm_spark.pipeline.requests import IDENTITY, PART
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import MEMORY, TEXTS, struct
 

@@ -33,20 +33,12 @@ from hltm_spark.pipeline.calls import OPEN_REQUEST, CallSettings
 from hltm_spark.pipeline.changes import NODE, changed_paths, few_paths, readable_feed
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.context import Outcome, RunContext
+from hltm_spark.pipeline.files import read_rows
 from hltm_spark.pipeline.index import check_cursor
+from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID, child_items, document_items
 from hltm_spark.pipeline.levels import write_levels
-from hltm_spark.pipeline.requests import (
-    CHILD_FIELDS,
-    FOLDED,
-    IDENTITY,
-    INPUTS,
-    NODE_ID,
-    PART,
-    child_items,
-    document_items,
-    fold_items,
-    map_rows,
-)
+from hltm_spark.pipeline.partitions import map_rows
+from hltm_spark.pipeline.requests import FOLDED, IDENTITY, INPUTS, PART, fold_items
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run, read_cursor
 from hltm_spark.pipeline.small import write_small
@@ -59,7 +51,6 @@ from hltm_spark.pipeline.tables import (
     RUNS,
     TEXT,
     Table,
-    read_rows,
     struct,
 )
 

@@ -22,7 +22,8 @@ from hltm_spark.core.tree import salted_hash
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.embed import embed_texts, embedded_rows, open_texts
-from hltm_spark.pipeline.requests import map_rows
+from hltm_spark.pipeline.files import read_rows, row_count, write_rows
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.session import task_slots
 from hltm_spark.pipeline.shard_rows import (
@@ -44,10 +45,7 @@ from hltm_spark.pipeline.tables import (
     PUBLISHED,
     TEXT,
     Table,
-    read_rows,
-    row_count,
     struct,
-    write_rows,
 )
 
 _DUE = struct({"tenant_id": TEXT, "state": TEXT, "nodes": LONG, "documents": LONG})

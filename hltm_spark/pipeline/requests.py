@@ -1,20 +1,19 @@
 """One level's node inputs and their requests, from documents and from the children's memories."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
 from hltm_spark.core.records import Child, Document, NodeInput, canonical_json, fingerprint
 from hltm_spark.models.fan_in import item_tokens
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.tables import INTEGER, TEXT, TEXTS, arrow, struct
+from hltm_spark.pipeline.items import NODE_ID
+from hltm_spark.pipeline.partitions import map_rows
+from hltm_spark.pipeline.tables import INTEGER, TEXT, TEXTS, struct
 
 IDENTITY = {
     "tenant_id": TEXT,
@@ -44,111 +43,8 @@ FOLDED = struct(
 )
 """`INPUTS` rows where position is null; else one item of a node too wide for one prompt."""
 
-NODE_ID = ["tenant_id", "node_id"]
 PART = [*NODE_ID, "part"]
 """A node, part '', or one group of the items of a node that is too wide for one prompt."""
-
-CHILD_FIELDS = (
-    "node_id",
-    "latest_at",
-    "facets",
-    "question_answers",
-    "rationale",
-    "summary",
-    "one_sentence_summary",
-)
-
-Batches = Iterable[pa.RecordBatch]
-
-
-def document_items(documents: DataFrame, due: DataFrame) -> DataFrame:
-    """Return the own documents of the due nodes as items, one row per (node, document).
-
-    Args:
-        documents: Rows of `documents`.
-        due: One row per (tenant_id, node_id), with whatever else an item's row is to carry.
-    """
-    event_time = F.coalesce(iso_time("event_time"), F.lit("")).alias("event_time")
-    body = F.struct("doc_id", "text", "kind", event_time, "author", "metadata")
-    own = ["doc_id", "text", "kind", "event_time", "author", "metadata", "content_hash"]
-    return (
-        documents.select(*NODE_ID, *own)
-        .join(due, NODE_ID)
-        .select(
-            *due.columns,
-            F.struct(
-                F.lit(1).alias("rank"),
-                F.col("event_time").isNull().alias("undated"),
-                F.unix_micros("event_time").alias("micros"),
-                F.array("doc_id").alias("key"),
-            ).alias("place"),
-            F.col("doc_id").alias("item_id"),
-            F.col("content_hash").alias("item_fingerprint"),
-            F.lit("complete").alias("item_status"),
-            F.to_json(body).alias("item"),
-        )
-    )
-
-
-def child_items(children: DataFrame, due: DataFrame) -> DataFrame:
-    """Return the memories of the due nodes' children as items, one row per (node, child)."""
-    own = ["keys", "memory_fingerprint", "status", *CHILD_FIELDS]
-    renamed = {name: f"child_{name}" for name in own}
-    columns = [F.col(name).alias(new) for name, new in renamed.items()]
-    return (
-        children.select("tenant_id", F.col("parent_id").alias("node_id"), *columns)
-        .join(due, NODE_ID)
-        .select(*due.columns, *_child_columns(renamed))
-    )
-
-
-def _child_columns(names: Mapping[str, str]) -> list[Column]:
-    """Return the item columns of a child from its memory's columns, under whatever names."""
-    body = F.struct(*[F.col(names[field]).alias(field) for field in CHILD_FIELDS])
-    return [
-        F.struct(
-            F.lit(0).alias("rank"),
-            F.lit(False).alias("undated"),
-            F.lit(None).cast("long").alias("micros"),
-            F.col(names["keys"]).alias("key"),
-        ).alias("place"),
-        F.col(names["node_id"]).alias("item_id"),
-        F.col(names["memory_fingerprint"]).alias("item_fingerprint"),
-        F.col(names["status"]).alias("item_status"),
-        F.to_json(body).alias("item"),
-    ]
-
-
-def document_item(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item columns of a row of `documents`, as `document_items` has them."""
-    time = row["event_time"]
-    body = {name: row[name] for name in ("doc_id", "text", "kind", "author")}
-    body |= {"event_time": to_iso_time(time), "metadata": dict(row["metadata"] or ())}
-    micros = None if time is None else to_micros(time)
-    return {
-        "place": {"rank": 1, "undated": time is None, "micros": micros, "key": [row["doc_id"]]},
-        "item_id": row["doc_id"],
-        "item_fingerprint": row["content_hash"],
-        "item_status": "complete",
-        "item": json.dumps(body, ensure_ascii=False),
-    }
-
-
-def child_item(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item columns of a row of `memory`, as `child_items` has them."""
-    return {
-        "place": {"rank": 0, "undated": False, "micros": None, "key": list(written["keys"])},
-        "item_id": written["node_id"],
-        "item_fingerprint": written["memory_fingerprint"],
-        "item_status": written["status"],
-        "item": json.dumps({name: written[name] for name in CHILD_FIELDS}, ensure_ascii=False),
-    }
-
-
-def place_order(item: Mapping[str, Any]) -> tuple[int, bool, int, list[str]]:
-    """Return what sorts items as Spark sorts their `place`."""
-    place = item["place"]
-    return place["rank"], place["undated"], place["micros"] or 0, place["key"]
 
 
 def gather_inputs(items: DataFrame, prompts: NodePrompts, *, level: str, slots: int) -> DataFrame:
@@ -323,55 +219,3 @@ def to_node_input(
 def to_item(body: Mapping[str, Any]) -> Child | Document:
     """Return one item from its JSON form."""
     return Document.from_dict(body) if "doc_id" in body else Child.from_dict(body)
-
-
-def iso_time(column: str) -> Column:
-    """Return a timestamp as ISO 8601 text in UTC, without a fraction of zero; null stays null."""
-    text = F.date_format(column, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
-    return F.concat(F.regexp_replace(text, r"\.0+$", ""), F.lit("Z"))
-
-
-def to_iso_time(time: datetime | None) -> str:
-    """Return what `iso_time` makes of a timestamp; empty where there is none."""
-    if time is None:
-        return ""
-    text = _to_utc(time).isoformat(timespec="microseconds")
-    return f"{text.removesuffix('.000000')}Z"
-
-
-def to_micros(time: datetime) -> int:
-    """Return a timestamp in microseconds since 1970."""
-    return (_to_utc(time) - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001
-
-
-def _to_utc(time: datetime) -> datetime:
-    """Return a time in UTC without a zone; one without a zone is in UTC already."""
-    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
-
-
-def map_rows(
-    rows: DataFrame,
-    function: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
-    schema: t.StructType,
-) -> DataFrame:
-    """Return the rows that a plain generator over dict rows makes of each partition."""
-    return rows.mapInArrow(_mapper(function, schema), schema)
-
-
-def _mapper(
-    function: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]], schema: t.StructType
-) -> Callable[[Batches], Batches]:
-    arrow_schema = arrow(schema)
-
-    def run(batches: Batches) -> Batches:
-        rows = (row for batch in batches for row in batch.to_pylist())
-        chunk: list[dict[str, Any]] = []
-        for row in function(rows):
-            chunk.append(row)
-            if len(chunk) == 64:
-                yield pa.RecordBatch.from_pylist(chunk, schema=arrow_schema)
-                chunk = []
-        if chunk:
-            yield pa.RecordBatch.from_pylist(chunk, schema=arrow_schema)
-
-    return run

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hltm_spark.pipeline.commits import Commits
-from hltm_spark.pipeline.tables import RUNS, local_rows
+from hltm_spark.pipeline.files import local_rows
+from hltm_spark.pipeline.tables import RUNS
 
 FINISHED = ("done", "partial")
 """Statuses that move the cursor: everything up to the pinned version was looked at."""

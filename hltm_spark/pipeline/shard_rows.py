@@ -15,7 +15,8 @@ from hltm_spark.core.config import EvidenceView, Settings
 from hltm_spark.core.shard import publish_version, remove_tenant
 from hltm_spark.core.shard_writer import ShardWriter
 from hltm_spark.core.views import facet_text
-from hltm_spark.pipeline.requests import map_rows, to_iso_time, to_micros
+from hltm_spark.pipeline.items import to_iso_time, to_micros
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.tables import BOOLEAN, INTEGER, LONG, TEXT, TEXTS, struct
 
 KINDS = ("node", "summary", "facet", "question", "document")

@@ -6,7 +6,6 @@ plain lists with the same functions that `levels` maps over partitions, and the 
 Spark for the one MERGE. Both ways write the same rows.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,42 +13,22 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from hltm_spark.core.prompts import TASKS
-from hltm_spark.core.records import NodeInput, Views
 from hltm_spark.core.tree import salted_hash, to_node_id
-from hltm_spark.models.fan_in import Group, next_input, split_input
-from hltm_spark.models.requests import WAVES, NodePrompts
+from hltm_spark.models.requests import WAVES
+from hltm_spark.pipeline.asked import Asked, Key
 from hltm_spark.pipeline.calls import answer_rows
 from hltm_spark.pipeline.context import Outcome, RunContext
+from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
+from hltm_spark.pipeline.items import NODE_ID, child_item, document_item, place_order
 from hltm_spark.pipeline.journal import journalled_count
 from hltm_spark.pipeline.memory import (
     WRITTEN,
-    answered_summary,
-    answered_views,
     stale_node,
     written_nodes,
 )
 from hltm_spark.pipeline.progress import counting
-from hltm_spark.pipeline.requests import (
-    NODE_ID,
-    child_item,
-    document_item,
-    fold_items,
-    payload_of,
-    place_order,
-    to_node_input,
-)
-from hltm_spark.pipeline.tables import (
-    DOCUMENTS,
-    LLM_CALLS,
-    MEMORY,
-    TEXT,
-    local_rows,
-    read_rows,
-    read_sizes,
-    struct,
-    write_rows,
-)
+from hltm_spark.pipeline.requests import fold_items
+from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, TEXT, struct
 
 logger = logging.getLogger("hltm_spark")
 
@@ -64,8 +43,6 @@ _ANSWER_COLUMNS = ("tenant_id", "request_hash", "repair_of", "is_usable", "respo
 
 Node = tuple[str, str]
 """tenant_id, node_id."""
-Key = tuple[str, str]
-"""tenant_id, request_hash."""
 
 
 @dataclass(slots=True)
@@ -187,7 +164,7 @@ class _SmallRun:
                 )
                 self._tree.children.setdefault(parent, {})[node] = child_item(row)
 
-    def _inputs(self, depth: int, level: str) -> Iterator["_Asked"]:
+    def _inputs(self, depth: int, level: str) -> Iterator[Asked]:
         """Yield the inputs of one level's nodes that changed; note those that are gone."""
         tree = self._tree
         for node in sorted(n for n, columns in tree.nodes.items() if columns["depth"] == depth):
@@ -205,9 +182,9 @@ class _SmallRun:
             rows = ({**item, **columns, "stored_fingerprint": before} for item in items)
             folded = list(fold_items(rows, self._context.prompts, level=level))
             if folded and "position" not in folded[-1]:
-                yield _Asked.from_folded(folded)
+                yield Asked.from_folded(folded)
 
-    def _reduce(self, asked: Sequence["_Asked"]) -> None:
+    def _reduce(self, asked: Sequence[Asked]) -> None:
         """Reduce the inputs beyond the budget in groups, pass by pass, to one prompt each."""
         prompts = self._context.prompts
         wide = list(asked)
@@ -217,7 +194,7 @@ class _SmallRun:
             for one in wide:
                 one.take_groups(prompts)
 
-    def _answer(self, asked: Sequence["_Asked"]) -> None:
+    def _answer(self, asked: Sequence[Asked]) -> None:
         """Bring every request of the given inputs its response, from the ledger or the model."""
         for tasks in WAVES[self._context.prompts.layout]:
             requests = [
@@ -303,99 +280,6 @@ class _SmallRun:
             failed_count=sum(row["status"] != "complete" for row in self._written),
             is_all_new=not self._gone and self._tree.stored.keys().isdisjoint(keys),
         )
-
-
-@dataclass(slots=True)
-class _Asked:
-    """One node, or one group of a wide node's items, and what was answered on it."""
-
-    row: Mapping[str, Any]
-    node: NodeInput
-    is_group: bool = False
-    responses: dict[str, str] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
-    parts: dict[str, "_Asked"] = field(default_factory=dict)
-    is_failed: bool = False
-    waiting: dict[Key, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_folded(cls, folded: Sequence[Mapping[str, Any]]) -> "_Asked":
-        """Return a node from what `fold_items` yields of it: its items too where it is wide."""
-        row = folded[-1]
-        if "payload" in row:
-            return cls(row, NodeInput.from_dict(json.loads(row["payload"])))
-        bodies = [json.loads(item["item"]) for item in folded[:-1]]
-        identity = {name: row[name] for name in ("tenant_id", "node_id", "level")}
-        return cls(row, to_node_input(bodies, **identity))
-
-    @property
-    def tenant_id(self) -> str:
-        return self.node.tenant_id
-
-    def split(self, prompts: NodePrompts) -> bool:
-        """Split the input into groups where it is beyond the budget; tell whether it is."""
-        self.groups = split_input(self.node, prompts)
-        return bool(self.groups)
-
-    def ask_group(self, group: Group) -> "_Asked | None":
-        """Return what is to be asked about a group; None for a single item, which is passed on."""
-        if group.is_single:
-            return None
-        self.parts[group.key] = _Asked(self.row, group.node, is_group=True)
-        return self.parts[group.key]
-
-    def take_groups(self, prompts: NodePrompts) -> None:
-        """Replace the input by its groups' memories, or fail where one has none."""
-        tasks = set(TASKS[prompts.layout])
-        if any(part.responses.keys() != tasks for part in self.parts.values()):
-            self.is_failed = True
-            return
-        views = {key: part.views(prompts) for key, part in self.parts.items()}
-        self.node = next_input(self.node, self.groups, views)
-        self.parts = {}
-
-    def views(self, prompts: NodePrompts) -> Views:
-        """Return the views of a group that was answered."""
-        return answered_views(self.node, self.responses, prompts)
-
-    def requests(self, tasks: Iterable[str], prompts: NodePrompts) -> Iterator[dict[str, Any]]:
-        """Yield the requests of one wave; a later wave needs the summary of an earlier one."""
-        is_first = tuple(tasks) == WAVES[prompts.layout][0]
-        if not self.node.source_ids or not (is_first or "summary" in self.responses):
-            return
-        summary = (
-            None if is_first else answered_summary(self.node, self.responses["summary"], prompts)
-        )
-        for task in tasks:
-            request = prompts.request(self.node, task, summary=summary, is_group=self.is_group)
-            key = prompts.request_hash(request, tenant_id=self.tenant_id)
-            self.waiting[self.tenant_id, key] = task
-            yield {
-                "tenant_id": self.tenant_id,
-                "node_id": self.node.node_id,
-                "level": self.node.level,
-                "task": task,
-                "request_hash": key,
-                "summary": summary,
-                "payload": payload_of(self.node, is_group=self.is_group),
-            }
-
-    def take(self, responses: Mapping[Key, str]) -> None:
-        """Keep the responses to what was asked last."""
-        for key, task in self.waiting.items():
-            if key in responses:
-                self.responses[task] = responses[key]
-        self.waiting = {}
-
-    def answered(self) -> dict[str, Any]:
-        """Return the node's row for `written_nodes`: without any response where a group failed."""
-        responses = {} if self.is_failed else self.responses
-        entries = [{"task": task, "response": text} for task, text in responses.items()]
-        return {
-            **self.row,
-            "payload": payload_of(self.node, is_group=False),
-            "responses": entries,
-        }
 
 
 def _key(request: Mapping[str, Any]) -> Key:

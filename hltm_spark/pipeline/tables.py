@@ -5,19 +5,13 @@ id or text reaches the transaction log's statistics. Merges are SQL: Spark Conne
 without a server plugin.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import reduce
-from operator import and_
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -324,57 +318,6 @@ TABLES = (
     PUBLISHED,
     RUNS,
 )
-
-
-def row_count(path: str, where: pc.Expression | None = None) -> int:
-    """Return the rows of a staged folder, or those that fulfil a condition: no Spark job."""
-    return int(dataset(path, format="parquet").count_rows(filter=where))
-
-
-def read_rows(
-    files: Sequence[str], columns: Sequence[str], *, where: Mapping[str, Iterable[str]]
-) -> list[dict[str, Any]]:
-    """Return the rows of data files that match, read in this process; few must match.
-
-    Args:
-        files: From `Table.files`.
-        columns: Wanted columns.
-        where: Values by column; a row matches where every column has one of its values.
-    """
-    return list(_scan(files, columns, where).to_pylist()) if files else []
-
-
-def read_sizes(files: Sequence[str], column: str, *, where: Mapping[str, Iterable[str]]) -> int:
-    """Return the bytes of a text column over the rows that match, as `read_rows` selects them."""
-    if not files:
-        return 0
-    length = {"bytes": pc.binary_length(pc.field(column))}
-    return int(pc.sum(_scan(files, length, where)["bytes"]).as_py() or 0)
-
-
-def _scan(
-    files: Sequence[str], columns: Sequence[str] | Mapping[str, Any], where: Mapping[str, Any]
-) -> pa.Table:
-    wanted = (pc.field(name).isin(pa.array(set(v), pa.string())) for name, v in where.items())
-    options = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
-    return dataset(list(files), format=options).to_table(
-        columns=columns, filter=reduce(and_, wanted)
-    )
-
-
-def write_rows(rows: Iterable[Mapping[str, Any]], schema: t.StructType, path: str) -> None:
-    """Write rows that are in this process as one Parquet file of a new folder: no Spark job."""
-    folder = Path(path)
-    folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow(schema)), folder / "rows.parquet")
-
-
-def local_rows(
-    spark: SparkSession, rows: Iterable[Mapping[str, Any]], schema: t.StructType
-) -> DataFrame:
-    """Return a frame of a few rows that are in this process."""
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=arrow(schema)), schema)
 
 
 def create_tables(spark: SparkSession, root: str) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hltm_spark.cli.app import run_command
 from hltm_spark.core.errors import LeaseLostError
 from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.files import local_rows
 from hltm_spark.pipeline.lease import hold_lease
-from hltm_spark.pipeline.tables import REJECTS, local_rows
+from hltm_spark.pipeline.tables import REJECTS
 from tests.builders import raw_document
 from tests.spark.conftest import Memory
 

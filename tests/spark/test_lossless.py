@@ -19,7 +19,7 @@ from hltm_spark.models.extractive import ExtractiveClient
 from hltm_spark.pipeline import index, publish
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.journal import Journal
-from hltm_spark.pipeline.tables import DOCUMENTS, EMBEDDINGS, LLM_CALLS, PUBLISHED, Table
+from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, PUBLISHED, Table
 from tests.builders import raw_document
 from tests.spark.conftest import MakeMemory, Memory
 
@@ -117,10 +117,11 @@ def plans(draw: st.DrawFn) -> list[Step]:
     remember(past, model, START)
     steps = [Step([START])]
     for _ in range(3):
-        kill = draw(st.sampled_from(["", *KILLS]))
-        commits, later = ([], [])
-        for part, most in ((commits, 2), (later, 1 if kill else 0)):
-            for _ in range(draw(st.integers(0, most))):
+        kill = draw(st.sampled_from([*KILLS, ""]))
+        commits: list[list[Row]] = []
+        later: list[list[Row]] = []
+        for part, counts in ((commits, [1, 2, 0]), (later, [0, 1] if kill else [0])):
+            for _ in range(draw(st.sampled_from(counts))):
                 names = draw(st.lists(st.sampled_from(list(OPERATIONS)), min_size=1, max_size=4))
                 rows = distinct(r for n in names for r in OPERATIONS[n](random_source, model, past))
                 remember(past, model, rows)
@@ -306,7 +307,7 @@ class World:
                 setattr(*KILLS[point]())
                 self.memory.run("update", is_publishing=True)
                 os._exit(0)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - told, and the fork ends
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -365,9 +366,36 @@ def test_updates_with_kills_between_them_end_where_a_rebuild_ends(
 
 
 @pytest.mark.soak
+def test_shards_of_a_run_that_died_do_not_outlive_a_revert(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+    one = {name: row(name, "d1", "s1/p1", TEXTS[0]) for name in ("acme", "globex", "initech")}
+    world.take(Step([[one["acme"], one["globex"]]]), must_die=True)
+    edited = {**one["acme"], "text": TEXTS[1]}
+
+    there = [edited, gone("globex", "d1"), one["initech"]]
+    back = [one["acme"], one["globex"], gone("initech", "d1")]
+    world.take(Step([there], "shards in place", [back]), must_die=True)
+
+    world.check()
+
+
+@pytest.mark.soak
+def test_the_staged_rows_of_a_run_that_died_are_removed_by_the_next(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+
+    world.take(Step([[row("acme", "d1", "s1/p1", TEXTS[0])]], "nodes staged"), must_die=True)
+
+    assert not list(world.memory.root.folder("staging").rglob("*.parquet"))
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 @settings(
-    max_examples=6,
+    max_examples=4,
     derandomize=True,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # to shrink would take hours

@@ -1,6 +1,7 @@
 import shutil
 
-from hltm_spark.pipeline.tables import LLM_CALLS, MEMORY, local_rows
+from hltm_spark.pipeline.files import local_rows
+from hltm_spark.pipeline.tables import LLM_CALLS, MEMORY
 from hltm_spark.pipeline.verify import verify
 from tests.builders import raw_document
 from tests.spark.conftest import Memory
