@@ -11,15 +11,9 @@ from hltm_spark.core.views import assemble_views
 from hltm_spark.models.fan_in import item_tokens
 from hltm_spark.models.parsing import parse_answer
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.plan import (
-    History,
-    LevelPlan,
-    Plan,
-    PredictingClient,
-    Scale,
-    Size,
-    predict_answers,
-)
+from hltm_spark.pipeline.plan import LevelPlan, Plan
+from hltm_spark.pipeline.predict import History, PredictingClient, Size, predict_answers
+from hltm_spark.pipeline.token_scale import Scale
 from tests.builders import child, document, node, settings
 
 OPENAI = {"provider": "openai", "model": "m"}
