@@ -7,6 +7,7 @@ comes from the pinned snapshot, so nothing is folded and arrival order decides n
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -57,12 +58,25 @@ def readable_feed(*, start: int, end: int) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
-        condition = error.getCondition() or type(error).__name__
+    except (PySparkException, Py4JJavaError) as error:
+        condition = _condition_of(error)
         raise DataError(
             f"the change feed of documents cannot be read from version {start} to {end} "
             f"({condition}); run `hltm index`, which compares every node and loses nothing"
         ) from error
+
+
+def _condition_of(error: PySparkException | Py4JJavaError) -> str:
+    """Return Spark's name of an error; PySpark does not translate one that a task met."""
+    if isinstance(error, PySparkException):
+        return error.getCondition() or type(error).__name__
+    try:
+        condition = str(error.java_exception.getCondition())
+    except Py4JError:  # no error of Spark's own
+        raise error from None
+    if not condition.startswith("FAILED_READ_FILE"):
+        raise error
+    return condition
 
 
 def few_paths(paths: DataFrame, *, limit: int) -> list[Row] | None:

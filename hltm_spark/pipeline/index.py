@@ -73,6 +73,7 @@ def run_pipeline(
     make_llm(settings).close()
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb=kind, run_id=run.run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
+        root.clear_dead_staging()
         create_tables(spark, root.path)
         context = RunContext(
             spark=spark,

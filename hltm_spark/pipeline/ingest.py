@@ -118,6 +118,7 @@ def ingest(
     run_id = f"ingest-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb="ingest", run_id=run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
+        root.clear_dead_staging()
         create_tables(rows.sparkSession, root.path)
         try:
             commits = Commits(rows.sparkSession, root.path, lease)

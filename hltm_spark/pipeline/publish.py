@@ -2,10 +2,14 @@
 
 A tenant is published when its memory and documents differ from the state of its last published
 version. So a run that died between MERGE and publishing leaves nothing stale: the next one, or
-`hltm publish`, sees the difference. A few small tenants are written in this process, others by
-Spark, one task a tenant; the bytes are the same.
+`hltm publish`, sees the difference. What is due stands under publishing/ until its records are
+written: tenants of a run that died in between are due again, whatever their state.
+
+A few small tenants are written in this process, others by Spark, one task a tenant; the bytes are
+the same.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -114,14 +118,22 @@ def tenant_states(memory: DataFrame, documents: DataFrame, settings: Settings) -
     )
 
 
-def due_tenants(states: DataFrame, published: DataFrame) -> DataFrame:
-    """Return the states that differ from the published ones; null where a shard is to go."""
+def due_tenants(states: DataFrame, published: DataFrame, unsure: DataFrame) -> DataFrame:
+    """Return the states that differ from the published ones; null where a shard is to go.
+
+    Args:
+        states: From `tenant_states`.
+        published: Rows of `published`.
+        unsure: tenant_id of those whose shard may be another than `published` says.
+    """
     latest = published.groupBy("tenant_id").agg(
         F.max_by("state", F.struct("published_at", "run_id")).alias("published_state")
     )
+    flagged = unsure.select("tenant_id").distinct().withColumn("is_unsure", F.lit(True))
     return (
         states.join(latest, "tenant_id", "full_outer")
-        .where("NOT (state <=> published_state)")
+        .join(flagged, "tenant_id", "full_outer")
+        .where("is_unsure OR NOT (state <=> published_state)")
         .select("tenant_id", "state", "nodes", "documents")
     )
 
@@ -136,11 +148,13 @@ class _Publishing:
     documents_version: int
 
     def publish(self) -> int:
-        path = self._staging("due")
+        left = self.root.unfinished_publishing()
         memory = MEMORY.read(self.spark, self.root.path)
         published = PUBLISHED.read(self.spark, self.root.path)
         states = tenant_states(memory, self._documents, self.settings)
-        due_tenants(states, published).write.parquet(path)
+        unsure = self.spark.read.schema(_DUE).parquet(*left) if left else published.limit(0)
+        path = self.root.publishing(self.run_id)
+        due_tenants(states, published, unsure).write.parquet(path)
         if count := row_count(path):
             sizes = pq.read_table(path, columns=["nodes", "documents"])
             limit = self.settings.budgets.small_run_nodes
@@ -150,6 +164,8 @@ class _Publishing:
                 self._publish_small(pq.read_table(path).to_pylist())
             else:
                 self._publish_large(self.spark.read.schema(_DUE).parquet(path))
+        for folder in (*left, path):
+            shutil.rmtree(folder)
         return count
 
     @property

@@ -4,12 +4,14 @@ import json
 import os
 import secrets
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hltm_spark.core.errors import SettingsError
 
 FORMAT_VERSION = 1
+_PLAN_AGE_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,25 @@ class Root:
     def clear_staging(self, run_id: str) -> None:
         """Remove one run's intermediate rows."""
         shutil.rmtree(self.staging(run_id), ignore_errors=True)
+
+    def clear_dead_staging(self) -> None:
+        """Remove what runs that died left: they hold documents that may be deleted since.
+
+        Only the holder of the lease may call it, before it stages anything. A plan works without
+        the lease, so its folder stays for a day.
+        """
+        for folder in self.folder("staging").glob("*"):
+            age_s = time.time() - folder.stat().st_mtime
+            if not folder.name.startswith("plan-") or age_s > _PLAN_AGE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def publishing(self, run_id: str) -> str:
+        """Return the folder with the tenants that one run is about to publish."""
+        return str(self.folder("publishing", run_id))
+
+    def unfinished_publishing(self) -> list[str]:
+        """Return those folders of runs that died while they published."""
+        return [str(folder) for folder in sorted(self.folder("publishing").glob("*"))]
 
 
 def open_root(path: str) -> Root:
