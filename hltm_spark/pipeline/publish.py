@@ -54,7 +54,7 @@ from hltm_spark.pipeline.tables import (
 
 _DUE = struct({"tenant_id": TEXT, "state": TEXT, "nodes": LONG, "documents": LONG})
 _HASH = ["tenant_id", "text_hash"]
-_DOCUMENTS_A_NODE = 20  # of a small tenant, at most, on the average
+_NODES_A_RUN, _DOCUMENTS_A_RUN = 4, 20  # of `small_run_nodes`: rows are cheaper than requests
 
 
 def publish(
@@ -160,7 +160,7 @@ class _Publishing:
             limit = self.settings.budgets.small_run_nodes
             nodes = sum(filter(None, sizes["nodes"].to_pylist()))
             documents = sum(filter(None, sizes["documents"].to_pylist()))
-            if max(count, nodes) <= limit and documents <= limit * _DOCUMENTS_A_NODE:
+            if nodes <= limit * _NODES_A_RUN and documents <= limit * _DOCUMENTS_A_RUN:
                 self._publish_small(pq.read_table(path).to_pylist())
             else:
                 self._publish_large(self.spark.read.schema(_DUE).parquet(path))
