@@ -1,4 +1,3 @@
-
 import pytest
 
 from hltm_spark.core.shard import current_version, tenant_folder

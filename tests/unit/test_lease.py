@@ -18,6 +18,7 @@ import pytest
 
 from hltm_spark.core.errors import LeaseHeldError, LeaseLostError
 from hltm_spark.pipeline import lease as lease_module
+from hltm_spark.pipeline import processes
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.root import Root
 
@@ -145,7 +146,7 @@ def leave_lease(
     root.folder("lease").mkdir()
     process = process or {"host": "elsewhere"}
     content = {
-        "holder": {**lease_module._this_process().model_dump(), **process},
+        "holder": {**processes.this_process().model_dump(), **process},
         "verb": "update",
         "run_id": "r1",
         "acquired_at": at(ago_s),
@@ -400,7 +401,7 @@ def test_a_process_of_elsewhere_is_never_called_dead(root: Root, other: str) -> 
 def test_a_pid_that_another_process_has_now_is_a_dead_holder(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "_state_and_start", lambda pid: ("S", "8"))
+    monkeypatch.setattr(processes, "_state_and_start", lambda pid: ("S", "8"))
     leave_lease(root, pid=os.getpid(), started="7")
 
     assert can_take(root)
@@ -410,7 +411,7 @@ def test_without_proc_a_process_is_judged_by_its_pid(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_text_or_none", "_link_or_none"):
-        monkeypatch.setattr(lease_module, name, lambda file: None)
+        monkeypatch.setattr(processes, name, lambda file: None)
     leave_lease(root, pid=os.getpid())
     assert not can_take(root)
 
@@ -463,7 +464,7 @@ def test_the_files_of_the_last_three_epochs_stay(root: Root) -> None:
     with hold(root):
         names = {file.name.partition(".")[0] for file in root.folder("lease").iterdir()}
 
-    assert names == {f"{epoch:012d}" for epoch in (4, 5, 6)}
+    assert names == {"series", *(f"{epoch:012d}" for epoch in (4, 5, 6))}
 
 
 def test_an_epoch_that_was_taken_and_removed_is_not_given_out_again(root: Root) -> None:
