@@ -87,6 +87,7 @@ def test_a_vacuumed_feed_stops_the_update_and_index_heals_it(memory: Memory) -> 
     stop_and_heal(memory, vacuum)
 
 
+@pytest.mark.soak
 def test_a_feed_that_was_off_stops_the_update_and_index_heals_it(memory: Memory) -> None:
     stop_and_heal(memory, switch_off)
 
@@ -98,6 +99,7 @@ def test_a_feed_that_was_off_stops_the_update_and_index_heals_it(memory: Memory)
     assert cities(memory) == {"acme/s1/p1": "Tampere", "acme/s1/p2": "Vaasa"}
 
 
+@pytest.mark.soak
 def test_a_column_added_from_outside_does_not_break_updates(memory: Memory) -> None:
     memory.ingest(leaf(1, "Turku"), leaf(2, "Oulu"))
     memory.run()

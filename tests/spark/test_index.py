@@ -147,7 +147,6 @@ def test_two_tenants_with_equal_keys_stay_apart(memory: Memory) -> None:
     assert all("Ak" not in row["response"] for row in calls)
 
 
-@pytest.mark.soak
 def test_odd_keys_keep_their_place_in_the_tree(memory: Memory) -> None:
     keys = ["007", "7", "a/b", "é", "e\u0301", "😀", "..", "100%"]
     memory.ingest(*(raw_document(f"d{i}", project=key) for i, key in enumerate(keys)))

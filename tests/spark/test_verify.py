@@ -1,5 +1,6 @@
 import shutil
 
+from hltm_spark.core.shard import current_version, tenant_folder
 from hltm_spark.pipeline.files import local_rows
 from hltm_spark.pipeline.tables import LLM_CALLS, MEMORY
 from hltm_spark.pipeline.verify import verify
@@ -28,8 +29,9 @@ def test_verify_finds_what_is_not_as_a_rebuild_makes_it(memory: Memory) -> None:
         f"DELETE FROM {MEMORY.sql_name(memory.root.path)} WHERE node_id = 'acme/s1/p1'"
     )
     MEMORY.append(local_rows(memory.spark, spoiled, MEMORY.schema), memory.root.path)
-    evidence = next(memory.root.shards.rglob("evidence.arrow"))
-    shutil.copy(evidence.with_name("nodes.arrow"), evidence)
+    tenant = memory.root.shards / tenant_folder("acme")
+    published = tenant / current_version(tenant)
+    shutil.copy(published / "nodes.arrow", published / "evidence.arrow")
 
     broken = verify(memory.spark, memory.settings, memory.root)
     found = {(d.node_id, d.what) for d in broken.differences}
