@@ -2,7 +2,7 @@
 
 import pytest
 
-from hltm_spark.core.errors import DataError, LlmStopError
+from hltm_spark.core.errors import LlmStopError, TooManyFailuresError
 from hltm_spark.pipeline.tables import FAILURES, LLM_CALLS, MEMORY
 from serving import MemoryReader
 from tests.builders import raw_document
@@ -82,7 +82,7 @@ def test_a_refused_document_fails_alone_and_is_tried_again(make_memory: MakeMemo
         memory = served(make_memory, server.base_url, budgets={"max_failure_ratio": 0.1})
         memory.ingest(*ROWS)
 
-        with pytest.raises(DataError, match=r"budgets\.max_failure_ratio"):
+        with pytest.raises(TooManyFailuresError, match=r"budgets\.max_failure_ratio"):
             memory.run(is_publishing=True)
         statuses = {row["status"] for row in memory.read(MEMORY).collect()}
         failures = [row["kind"] for row in memory.read(FAILURES).collect()]
