@@ -18,7 +18,6 @@ from hltm_spark.pipeline.requests import IDENTITY, PART
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import MEMORY, TEXTS, struct
 
-CONTENT = ("facets", "question_answers", "rationale", "summary", "one_sentence_summary")
 WRITTEN = struct(
     {
         **{n: k for n, k in MEMORY.columns.items() if n not in ("tenant_key", "node_key")},

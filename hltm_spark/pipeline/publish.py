@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -158,8 +159,8 @@ class _Publishing:
         if count := row_count(path):
             sizes = pq.read_table(path, columns=["nodes", "documents"])
             limit = self.settings.budgets.small_run_nodes
-            nodes = sum(filter(None, sizes["nodes"].to_pylist()))
-            documents = sum(filter(None, sizes["documents"].to_pylist()))
+            nodes = max(count, pc.sum(sizes["nodes"]).as_py() or 0)
+            documents = pc.sum(sizes["documents"]).as_py() or 0
             if nodes <= limit * _NODES_A_RUN and documents <= limit * _DOCUMENTS_A_RUN:
                 self._publish_small(pq.read_table(path).to_pylist())
             else:

@@ -131,6 +131,7 @@ class _SmallRun:
         self._written: list[dict[str, Any]] = []
         self._gone: list[Node] = []
         self._paid: list[dict[str, Any]] = []
+        self._answers: dict[Key, str] = {}  # paid in this run, so not in the files of the ledger
         self._ledger = LLM_CALLS.files(context.spark, context.root.path)
 
     def write(self) -> Outcome:
@@ -140,7 +141,6 @@ class _SmallRun:
                 self._write_level(depth, names[depth])
         finally:
             self._settle()
-        self._context.raise_if_stopped()
         return self._outcome()
 
     def _write_level(self, depth: int, level: str) -> None:
@@ -214,7 +214,7 @@ class _SmallRun:
     def _look_up(self, requests: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
         keys = {_key(request) for request in requests}
         hashes = {request_hash for _, request_hash in keys}
-        found: dict[Key, str] = {}
+        found = {key: self._answers[key] for key in keys & self._answers.keys()}
         for column in ("request_hash", "repair_of"):
             for row in read_rows(self._ledger, _ANSWER_COLUMNS, where={column: hashes}):
                 key = (row["tenant_id"], row["repair_of"] or row["request_hash"])
@@ -236,9 +236,11 @@ class _SmallRun:
             self._settle()
             self._context.raise_if_stopped()
         usable = [row for row in paid if row["is_usable"]]
-        return {
+        answers = {
             (r["tenant_id"], r["repair_of"] or r["request_hash"]): r["response"] for r in usable
         }
+        self._answers |= answers
+        return answers
 
     def _with_previous(self, written: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the rows, a node that failed as its previous memory where it has one."""
