@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.answering import Answering, Served, serve_answers
 from benchmarks.hiring import Documents, edit, make_documents, write_changes
-from hltm_spark.core.config import Settings, load_settings
+from hltm_spark.core.conf_file import load_settings
+from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import HltmError
 from hltm_spark.pipeline.index import run_pipeline
 from hltm_spark.pipeline.ingest import ingest, read_input

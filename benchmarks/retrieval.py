@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.baselines import Ranker, baselines
-from hltm_spark.core.config import Settings, load_settings
+from hltm_spark.core.conf_file import load_settings
+from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import HltmError, ReaderError
 from hltm_spark.evaluation.locomo import locomo_documents, read_locomo
 from hltm_spark.evaluation.recall import evidence_ids, precision_at, recall_at

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
-from hltm_spark.core.config import Settings, load_settings
+from hltm_spark.core.conf_file import load_settings
+from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import EmbeddingMismatch, ScopeNotFound, ShardNotFound
 from hltm_spark.core.shard import read_pointer, tenant_folder
 from hltm_spark.models.embedders import Embedder

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hltm_spark.core.config import Settings, parse_settings
+from hltm_spark.core.conf_file import parse_settings
+from hltm_spark.core.config import Settings
 from hltm_spark.core.records import Child, Document, FacetValue, NodeInput, QuestionAnswer, Views
 
 

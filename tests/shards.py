@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hltm_spark.core.config import Settings, parse_settings
+from hltm_spark.core.conf_file import parse_settings
+from hltm_spark.core.config import Settings
 from hltm_spark.core.shard import publish_version
 from hltm_spark.core.shard_writer import ShardWriter
 from hltm_spark.core.text import to_terms

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from hltm_spark.core.config import Settings, load_settings
+from hltm_spark.core.conf_file import load_settings
+from hltm_spark.core.config import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,27 @@
 """The two Delta jars that tables addressed by path need, fetched once and checked.
 
-They are resolved by the Ivy that ships inside PySpark, by their coordinates, without the 30 further
-jars that a full resolution would bring.
+They come by their coordinates, without the 30 further jars that a full resolution would bring: by
+Python from Maven Central or the repository that HLTM_MAVEN names, and where that fails by the Ivy
+inside PySpark, because some networks let Java through with proxies and certificates of its own.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from hltm_spark.core.errors import EnvironmentProblem, MissingExtraError
-from hltm_spark.pipeline.java import find_java_home
+from hltm_spark.pipeline.java import JavaNotFoundError, find_java_home
 
 REMEDY = "python -m hltm_spark.pipeline.jars"
+MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
+_TIMEOUT_S = 60
 
 
 class DeltaJarsMissingError(EnvironmentProblem):
@@ -36,6 +42,12 @@ class Jar:
     def file_name(self) -> str:
         """Name of the file in the jars folder."""
         return f"{self.module}-{self.revision}.jar"
+
+    @property
+    def path(self) -> str:
+        """Path of the file in a Maven repository."""
+        folder = f"{self.organisation.replace('.', '/')}/{self.module}/{self.revision}"
+        return f"{folder}/{self.file_name}"
 
 
 JARS = (
@@ -84,9 +96,8 @@ def fetch_delta_jars() -> None:
     """Fetch the jars that are not there yet, and check them.
 
     Raises:
-        DeltaJarsMissingError: The public Maven repository cannot be reached, a file is not the
-            expected one, or the folder cannot be written.
-        JavaNotFoundError: A jar is missing and there is no Java to fetch it with.
+        DeltaJarsMissingError: The Maven repository cannot be reached, a file is not the expected
+            one, or the folder cannot be written.
     """
     folder = jars_folder()
     try:
@@ -110,21 +121,42 @@ def sha256_of(file: Path) -> str:
 def _fetch(jar: Jar, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         fetched = Path(scratch) / jar.file_name
-        done = subprocess.run(  # noqa: S603 - our own command line
-            _ivy_command(jar, scratch), capture_output=True, text=True, check=False
-        )
-        if done.returncode or not fetched.is_file():
+        failed = _download(jar, fetched)
+        if failed and (by_ivy := _resolve(jar, fetched)):
             raise DeltaJarsMissingError(
-                f"cannot fetch {jar.organisation}:{jar.module}:{jar.revision}:\n"
-                f"{(done.stdout + done.stderr).strip()}\n"
-                "check the network, its proxy and certificates (JAVA_TOOL_OPTIONS), "
-                f"or put the file into {target.parent} by hand"
+                f"cannot fetch {jar.organisation}:{jar.module}:{jar.revision}: {failed}\n"
+                f"{by_ivy}\n"
+                "check the network and its proxy, set HLTM_MAVEN to a Maven repository that you "
+                f"can reach, or put the file into {target.parent} by hand"
             )
         if (got := sha256_of(fetched)) != jar.sha256:
             raise DeltaJarsMissingError(
                 f"{jar.file_name} has SHA-256 {got} instead of {jar.sha256}; it was not kept"
             )
         fetched.replace(target)
+
+
+def _download(jar: Jar, fetched: Path) -> str:
+    """Fetch a jar by Python; return why that failed, empty where it did not."""
+    url = f"{(os.environ.get('HLTM_MAVEN') or MAVEN_CENTRAL).rstrip('/')}/{jar.path}"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer, fetched.open("wb") as file:  # noqa: S310 - the user's own repository
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError, HTTPException) as error:
+        return f"{url}: {error}"
+    return ""
+
+
+def _resolve(jar: Jar, fetched: Path) -> str:
+    """Fetch a jar by Ivy; return why that failed, empty where it did not."""
+    try:
+        command = _ivy_command(jar, str(fetched.parent))
+    except JavaNotFoundError as error:
+        return f"nor by Ivy: {error}"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own command line
+    if done.returncode or not fetched.is_file():
+        return f"nor by Ivy: {(done.stdout + done.stderr).strip()}"
+    return ""
 
 
 def _ivy_command(jar: Jar, scratch: str) -> list[str]:

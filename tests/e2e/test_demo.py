@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hltm_spark.core.config import load_settings
+from hltm_spark.core.conf_file import load_settings
 from serving import MemoryReader
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -1,9 +1,15 @@
-"""The Delta jars are the expected ones or there is one clear error. Ivy is a small script here."""
+"""The Delta jars are the expected ones or there is one clear error.
+
+The Maven repository is a folder behind a real server; Ivy is a small script.
+"""
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,6 +23,7 @@ from hltm_spark.pipeline.jars import (
     find_delta_jars,
     jars_folder,
 )
+from hltm_spark.pipeline.java import JavaNotFoundError
 
 CONTENT = b"a small jar"
 SMALL = Jar(
@@ -30,10 +37,36 @@ SMALL = Jar(
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A jars folder that is not there yet, for one small jar."""
+    """A jars folder that is not there yet, for one small jar, and no repository."""
     monkeypatch.setenv("HLTM_JARS", str(tmp_path / "jars"))
+    monkeypatch.setenv("HLTM_MAVEN", "http://127.0.0.1:9")
     monkeypatch.setattr(jars, "JARS", (SMALL,))
     return tmp_path / "jars"
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def repository(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[bytes], None]]:
+    """A Maven repository; the function puts the small jar into it. There is no Ivy."""
+    served = tmp_path / "maven"
+    handler = partial(_Files, directory=str(served))
+    monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["/bin/sh", "-c", "exit 1"])
+
+    def put(content: bytes) -> None:
+        (served / SMALL.path).parent.mkdir(parents=True)
+        (served / SMALL.path).write_bytes(content)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HLTM_MAVEN", f"http://127.0.0.1:{server.server_port}/")
+        yield put
+        server.shutdown()
 
 
 @pytest.fixture
@@ -91,6 +124,50 @@ def test_a_jar_of_another_size_is_refused(folder: Path) -> None:
         find_delta_jars()
 
 
+def test_a_jar_comes_from_the_repository_that_is_named(
+    folder: Path, repository: Callable[[bytes], None]
+) -> None:
+    repository(CONTENT)
+
+    fetch_delta_jars()
+
+    assert find_delta_jars() == [str(folder / SMALL.file_name)]
+    assert [file.name for file in folder.iterdir()] == [SMALL.file_name]
+
+
+def test_a_repository_with_another_file_is_not_believed(
+    folder: Path, repository: Callable[[bytes], None]
+) -> None:
+    repository(b"A SMALL JAR")
+
+    with pytest.raises(DeltaJarsMissingError, match=f"instead of {SMALL.sha256}"):
+        fetch_delta_jars()
+
+    assert list(folder.iterdir()) == []
+
+
+def test_a_repository_without_the_jar_is_named_with_the_remedy(
+    folder: Path, repository: Callable[[bytes], None]
+) -> None:
+    with pytest.raises(DeltaJarsMissingError) as caught:
+        fetch_delta_jars()
+
+    assert "/io/delta/delta-small/1.0/delta-small-1.0.jar: HTTP Error 404" in str(caught.value)
+    assert "set HLTM_MAVEN to a Maven repository that you can reach" in str(caught.value)
+
+
+def test_without_java_there_is_no_second_way(
+    folder: Path, repository: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(*_: object) -> list[str]:
+        raise JavaNotFoundError("Spark needs Java 17")
+
+    monkeypatch.setattr(jars, "_ivy_command", no_java)
+
+    with pytest.raises(DeltaJarsMissingError, match="nor by Ivy: Spark needs Java 17"):
+        fetch_delta_jars()
+
+
 def test_a_jar_is_fetched_once_and_nothing_else_is_left(
     folder: Path, resolve_to: Callable[[str], Path]
 ) -> None:
@@ -134,7 +211,8 @@ def test_a_failed_fetch_shows_what_the_resolver_said(
     with pytest.raises(DeltaJarsMissingError) as caught:
         fetch_delta_jars()
 
-    assert str(caught.value).startswith("cannot fetch io.delta:delta-small:1.0:\nno route\n")
+    assert str(caught.value).startswith("cannot fetch io.delta:delta-small:1.0: http://127.0.0.1:9")
+    assert "\nnor by Ivy: no route\n" in str(caught.value)
     assert str(folder) in str(caught.value)
     assert list(folder.iterdir()) == []
 

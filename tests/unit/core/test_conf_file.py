@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hltm_spark.core.config import load_settings, parse_settings
+from hltm_spark.core.conf_file import load_settings, parse_settings
 from hltm_spark.core.errors import SettingsError
 
 LEVELS = {"levels": [{"name": "user"}, {"name": "session"}]}
