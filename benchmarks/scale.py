@@ -6,7 +6,7 @@ update: 1 % of the leaves change; an update beside a full index, without any del
 latency: the same with a model that takes half a second a call, 64 calls at once.
 nearline: 20 leaves change, again and again.
 skew: one seat with very many projects, one of which changes.
-growth: full indexes of several sizes.
+growth: full indexes and updates of several sizes.
 
 The model is `benchmarks.answering`, over HTTP: at no delay it takes less time than the extractive
 provider, so that the engine is what is measured. Goals stand beside and fail nothing; they are for
@@ -173,20 +173,29 @@ def skew(spark: SparkSession, sizes: Sizes) -> Table:
 
 
 def growth(spark: SparkSession, sizes: Sizes) -> Table:
-    """Index memories of several sizes."""
-    counts = [max(1, sizes.leaves // 10), sizes.leaves]
+    """Index memories of several sizes, and update each after 1 % changes."""
+    counts = [max(4, sizes.leaves // 10), sizes.leaves]
     counts += [sizes.leaves * 10] if sizes.is_large else []
-    table = Table("full indexes, no delay; seconds for 1,000 nodes")
+    table = Table("full indexes, no delay: seconds for 1,000 nodes; update of 1 % / full index")
     for leaves in counts:
-        with measured_memory(spark, make_documents(leaves)) as memory:
+        documents = make_documents(leaves)
+        after = change(documents, max(4, leaves // 100), seed=sizes.seed)
+        with measured_memory(spark, documents) as memory:
             full = memory.run("index")
+            memory.ingest(after)
+            updated = memory.run("update")
         nodes = full.run.nodes_written
-        each = full.seconds / nodes * 1000
-        table.add(
-            f"{leaves}_leaves",
-            {"nodes": nodes, "seconds_per_1000": round(each, 3), **_of_cost(full)},
-            shown=f"{each:.2f}  ({full.seconds:.1f} s, {full.jobs} jobs)",
-        )
+        each, ratio = full.seconds / nodes * 1000, updated.seconds / full.seconds
+        values = {
+            "nodes": nodes,
+            "seconds_per_1000": round(each, 3),
+            "update_to_full": round(ratio, 4),
+            "calls_to_necessary": updated.calls / necessary_calls(documents, after).calls,
+            "full": _of_cost(full),
+            "update": _of_cost(updated),
+        }
+        shown = f"{each:.2f}  {ratio:.3f}  ({full.seconds:.1f} s, {updated.seconds:.1f} s)"
+        table.add(f"{leaves}_leaves", values, shown=shown)
     return table
 
 

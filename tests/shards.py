@@ -10,9 +10,12 @@ import numpy.typing as npt
 
 from hltm_spark.core.conf_file import parse_settings
 from hltm_spark.core.config import Settings
+from hltm_spark.core.records import fingerprint
 from hltm_spark.core.shard import publish_version
+from hltm_spark.core.shard_previous import PreviousVersion
 from hltm_spark.core.shard_writer import ShardWriter
 from hltm_spark.core.text import to_terms
+from hltm_spark.core.tree import to_node_id
 from hltm_spark.core.views import facet_text
 
 DIMENSION = 64
@@ -70,9 +73,16 @@ def shard_node(
 
 
 def write_shard(
-    folder: Path, nodes: Iterable[Mapping[str, Any]], settings: Settings | None = None
+    folder: Path,
+    nodes: Iterable[Mapping[str, Any]],
+    settings: Settings | None = None,
+    *,
+    previous: PreviousVersion | None = None,
 ) -> Path:
-    """Write one tenant's version from nodes in tree order; return its folder."""
+    """Write one tenant's version from nodes in tree order; return its folder.
+
+    Nodes that a previous version has with the same content are taken over from it.
+    """
     settings = settings or shard_settings()
     nodes = list(nodes)
     with ShardWriter(
@@ -81,9 +91,16 @@ def write_shard(
         embedding_model=settings.embedding.model_name,
         dimension=DIMENSION,
         settings=settings,
+        previous=previous,
     ) as writer:
+        known = previous.fingerprints if previous else {}
         for node in nodes:
-            _add_node(writer, node, settings)
+            row = _node_row(node, settings)
+            if known.get(to_node_id(node["keys"])) == row["fingerprint"]:
+                writer.add_unchanged(tuple(node["keys"]), row)
+            else:
+                writer.add("node", tuple(node["keys"]), row, None)
+                _add_items(writer, node)
         writer.close()
     return folder
 
@@ -98,12 +115,17 @@ def publish_shard(
     publish_version(shards, tenant_id, staged, version=version, keep=3, provenance={})
 
 
-def _add_node(writer: ShardWriter, node: Mapping[str, Any], settings: Settings) -> None:
+def _node_row(node: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    return {
+        "level": settings.level_names[len(node["keys"]) - 1],
+        "status": "complete",
+        "latest_at": "",
+        "fingerprint": fingerprint(node),
+    }
+
+
+def _add_items(writer: ShardWriter, node: Mapping[str, Any]) -> None:
     keys = tuple(node["keys"])
-    levels = settings.level_names
-    writer.add(
-        "node", keys, {"level": levels[len(keys) - 1], "status": "complete", "latest_at": ""}, None
-    )
     if node["summary"]:
         body = {"summary": f"In detail: {node['summary']}", "one_sentence_summary": node["summary"]}
         writer.add("summary", keys, body, _vector(node["summary"]))

@@ -25,7 +25,7 @@ from typing import Any
 
 from hltm_spark.core.errors import ShardCorrupt, ShardNotFound
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 VIEWS = ("summaries", "facets", "questions", "evidence")
 CURRENT, MANIFEST, PROVENANCE = "CURRENT", "manifest.json", "provenance.json"
 _VERSION = re.compile(r"[^./\\][^/\\]*")

@@ -8,6 +8,7 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import DataError
 from hltm_spark.core.shard import FORMAT_VERSION, VIEWS, Manifest, file_entry
 from hltm_spark.core.shard_lexical import LexicalWriter
+from hltm_spark.core.shard_previous import PreviousVersion
 from hltm_spark.core.tree import to_node_id
 
 BATCH_ROWS = 1024
@@ -31,6 +33,7 @@ _SCHEMAS = {
             ("depth", pa.int32()),
             ("status", pa.string()),
             ("latest_at", pa.string()),
+            ("fingerprint", pa.string()),
             ("parent", pa.int32()),
             ("subtree_end", pa.int32()),
         ]
@@ -78,13 +81,15 @@ _VIEW_OF_KIND = {
     "document": "evidence",
 }
 _ORDER = ("node", *_VIEW_OF_KIND)
+_LEXICAL_COLUMNS = ["author", "text", "event_time"]
 
 
 class ShardWriter:
     """One version being written into a folder of its own.
 
     Rows come sorted by (keys, kind, position), kinds in the order node, summary, facet, question,
-    document; every node's row stands before its views.
+    document; every node's row stands before its views. Nodes that stay as they are in the previous
+    version come without views, by `add_unchanged`.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class ShardWriter:
         embedding_model: str,
         dimension: int,
         settings: Settings,
+        previous: PreviousVersion | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         self._folder, self._tenant_id = folder, tenant_id
@@ -106,6 +112,7 @@ class ShardWriter:
         self._tree = _Tree()
         self._lexical = LexicalWriter(folder) if settings.views.evidence.enabled else None
         self._kind = "node"
+        self._previous, self._unchanged = previous, _Range()
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +140,7 @@ class ShardWriter:
         Raises:
             DataError: A row is out of order, or a vector cannot be stored.
         """
+        self._take_over()
         self._check_order(kind, keys)
         if kind == "node":
             self._tree.open(keys, body)
@@ -148,10 +156,44 @@ class ShardWriter:
                 self._lexical.add(row)
         self._tables[view].add(row)
 
+    def add_unchanged(self, keys: tuple[str, ...], body: Mapping[str, Any]) -> None:
+        """Add a node whose items stay as the previous version has them.
+
+        Raises:
+            DataError: The previous version has no such node, or the row is out of order.
+        """
+        if self._previous is None:
+            raise DataError(f"there is no previous version to take {to_node_id(keys)!r} from")
+        row = self._previous.row_of(to_node_id(keys), body["fingerprint"])
+        if row != self._unchanged.end:
+            self._take_over()
+        self._tree.open(keys, body)
+        self._kind = "node"
+        if not self._unchanged.count:
+            self._unchanged = _Range(self._tree.row_of(keys), row, row)
+        self._unchanged.end = row + 1
+
+    def _take_over(self) -> None:
+        """Write the items of the unchanged nodes that were added last."""
+        unchanged, self._unchanged = self._unchanged, _Range()
+        if self._previous is None:
+            return
+        for begin in range(unchanged.begin, unchanged.end, BATCH_ROWS):
+            end = min(begin + BATCH_ROWS, unchanged.end)
+            row = unchanged.row + begin - unchanged.begin
+            for view in VIEWS:
+                items, vectors = self._previous.items(view, begin, end, row=row)
+                self._vectors[view].add_rows(vectors)
+                self._tables[view].add_table(items)
+                if view == "evidence" and self._lexical is not None:
+                    for document in items.select(_LEXICAL_COLUMNS).to_pylist():
+                        self._lexical.add(document)
+
     def close(self) -> Manifest:
         """Write what is left, the manifest last, and return it."""
+        self._take_over()
         for batch in self._tree.batches():
-            self._tables["nodes"].add_batch(batch)
+            self._tables["nodes"].add_table(pa.Table.from_batches([batch]))
         counts = {name: table.close() for name, table in self._tables.items()}
         vector_counts = {view: index.close() for view, index in self._vectors.items()}
         if self._lexical is not None:
@@ -177,28 +219,51 @@ class ShardWriter:
         self._kind = kind
 
 
+@dataclass(slots=True)
+class _Range:
+    """Nodes of the previous version that stand one after the other in both.
+
+    Attributes:
+        row: Row of the first one in this version.
+        begin: Row of the first one in the previous version.
+        end: End of them in the previous version.
+    """
+
+    row: int = 0
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+
 class _Table:
-    """An Arrow file written in batches of a fixed size."""
+    """An Arrow file written in batches of a fixed size, wherever its rows come from."""
 
     def __init__(self, file: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._file = pa.OSFile(str(file), "wb")
         self._writer = pa.ipc.new_file(self._file, schema)
         self._rows: list[Mapping[str, Any]] = []
-        self._count = 0
+        self._parts: list[pa.Table] = []
+        self._waiting = self._count = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
-        self._count += 1
-        if len(self._rows) == BATCH_ROWS:
+        self._waiting += 1
+        if self._waiting >= BATCH_ROWS:
             self._flush()
 
-    def add_batch(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-        self._count += batch.num_rows
+    def add_table(self, table: pa.Table) -> None:
+        self._pack()
+        self._parts.append(table)
+        self._waiting += table.num_rows
+        if self._waiting >= BATCH_ROWS:
+            self._flush()
 
     def close(self) -> int:
-        self._flush()
+        self._flush(smallest=1)
         self._writer.close()
         self._file.close()
         return self._count
@@ -206,10 +271,28 @@ class _Table:
     def release(self) -> None:
         self._file.close()
 
-    def _flush(self) -> None:
+    def _pack(self) -> None:
         if self._rows:
-            self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
+            self._parts.append(pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows = []
+
+    def _flush(self, smallest: int = BATCH_ROWS) -> None:
+        """Write full batches; a shorter one where `smallest` allows it.
+
+        Taking the rows copies them: a slice would bring along what stands behind it in its buffers.
+        """
+        self._pack()
+        if not self._parts:
+            return
+        rows = pa.concat_tables(self._parts)
+        while rows.num_rows >= smallest:
+            batch = rows.slice(0, BATCH_ROWS).combine_chunks()
+            copied = batch.take(np.arange(batch.num_rows)).combine_chunks()
+            self._writer.write_batch(copied.to_batches()[0])
+            rows = rows.slice(BATCH_ROWS)
+            self._count += batch.num_rows
+        self._parts = [rows] if rows.num_rows else []
+        self._waiting = rows.num_rows
 
 
 class _FlatIndex:
@@ -228,8 +311,11 @@ class _FlatIndex:
                 f"vector has shape {values.shape} and length {norm:.4f}; "
                 f"a shard takes ({self._dimension},) of unit length"
             )
-        self._file.write(vector)
-        self._count += 1
+        self.add_rows(vector)
+
+    def add_rows(self, vectors: bytes) -> None:
+        self._file.write(vectors)
+        self._count += len(vectors) // (4 * self._dimension)
 
     def close(self) -> int:
         self._file.seek(0)
@@ -260,7 +346,7 @@ class _Tree:
     """Nodes in tree order; a subtree ends where the first row outside it begins."""
 
     def __init__(self) -> None:
-        self._schema = pa.schema(list(_SCHEMAS["nodes"])[:5])
+        self._schema = pa.schema(list(_SCHEMAS["nodes"])[:-2])
         self._packed: list[pa.RecordBatch] = []
         self._rows: list[dict[str, Any]] = []
         self._parents, self._ends = array("i"), array("i")
@@ -281,6 +367,7 @@ class _Tree:
                 "depth": len(keys) - 1,
                 "status": body.get("status") or "",
                 "latest_at": body.get("latest_at") or "",
+                "fingerprint": body.get("fingerprint") or "",
             }
         )
         if len(self._rows) == BATCH_ROWS:

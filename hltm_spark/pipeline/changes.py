@@ -60,9 +60,13 @@ def readable_feed(*, start: int, end: int) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         condition = _condition_of(error)
+        switch_on = ""
+        if "MISSING_CHANGE_DATA" in condition:
+            switch_on = " after setting delta.enableChangeDataFeed = true on the table"
         raise DataError(
             f"the change feed of documents cannot be read from version {start} to {end} "
-            f"({condition}); run `hltm index`, which compares every node and loses nothing"
+            f"({condition}); run `hltm index`{switch_on}, which compares every node and loses "
+            "nothing"
         ) from error
 
 

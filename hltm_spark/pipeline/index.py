@@ -197,8 +197,9 @@ def check_cursor(cursor: Cursor, run: Run) -> None:
     """
     if cursor.table_id != run.documents_table_id or cursor.version > run.documents_version:
         raise DataError(
-            "the documents table was made anew since the last run, so its change feed does not "
-            "continue; run `hltm index`, which compares every node and loses nothing"
+            "the documents table is not the one that the last run read (renamed, or made anew), "
+            "so its change feed does not continue; put that table back, or run `hltm index`, "
+            "which brings the memory to what is in this one"
         )
 
 

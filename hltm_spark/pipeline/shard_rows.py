@@ -12,7 +12,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from hltm_spark.core.config import EvidenceView, Settings
-from hltm_spark.core.shard import publish_version, remove_tenant
+from hltm_spark.core.records import fingerprint
+from hltm_spark.core.shard import FORMAT_VERSION, publish_version, remove_tenant
+from hltm_spark.core.shard_previous import PreviousVersion
 from hltm_spark.core.shard_writer import ShardWriter
 from hltm_spark.core.views import facet_text
 from hltm_spark.pipeline.items import to_iso_time, to_micros
@@ -22,10 +24,29 @@ from hltm_spark.pipeline.tables import BOOLEAN, INTEGER, LONG, TEXT, TEXTS, stru
 KINDS = ("node", "summary", "facet", "question", "document")
 """Order of a node's rows in the stream that the shard writer takes."""
 
-NODE_COLUMNS = ["tenant_id", "keys", "level", "status", "latest_at", "missing", "facets"]
-NODE_COLUMNS += ["question_answers", "summary", "one_sentence_summary"]
+NODE_COLUMNS = ["tenant_id", "node_id", "keys", "level", "status", "latest_at"]
+NODE_COLUMNS += ["memory_fingerprint"]
+VIEW_COLUMNS = ["tenant_id", "keys", "facets", "question_answers", "summary"]
+VIEW_COLUMNS += ["one_sentence_summary"]
 DOCUMENT_COLUMNS = ["tenant_id", "keys", "doc_id", "kind", "event_time", "author", "metadata"]
 DOCUMENT_COLUMNS += ["text"]
+OWN_DOCUMENT = struct({"doc_id": TEXT, "content_hash": TEXT})
+PUBLISHED_NODES = struct({"tenant_id": TEXT, "node_id": TEXT, "published": TEXT})
+"""A node of the version that a tenant has now, with the fingerprint of its rows there."""
+SHARD_NODES = struct(
+    {
+        "tenant_id": TEXT,
+        "node_id": TEXT,
+        "keys": TEXTS,
+        "level": TEXT,
+        "status": TEXT,
+        "latest_at": TEXT,
+        "fingerprint": TEXT,
+        "is_unchanged": BOOLEAN,
+    }
+)
+"""A node of the next version: fingerprint decides its rows, and an unchanged node has them in the
+version that the tenant has now."""
 _PLACE = struct({"undated": BOOLEAN, "micros": LONG, "position": INTEGER, "doc_id": TEXT})
 _FIRST = {"undated": False, "micros": 0, "position": 0, "doc_id": ""}
 VIEW_ROWS = struct(
@@ -45,11 +66,51 @@ what the shard writer takes as JSON, text what is embedded (null for none)."""
 STAGED = struct({"tenant_id": TEXT, "state": TEXT, "folder": TEXT})
 
 
-def view_rows_of_node(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a shard holds of one row of `memory`: `VIEW_ROWS` without text_hash."""
-    yield _view_row(
-        row, 0, {name: row[name] for name in ("level", "status", "latest_at", "missing")}
+def shard_format(settings: Settings) -> str:
+    """Return a fingerprint of what decides a shard's bytes beside memory and documents."""
+    return fingerprint(
+        FORMAT_VERSION,
+        settings.embedding.model_name,
+        settings.views.evidence.model_dump(mode="json"),
+        settings.level_names,
     )
+
+
+def published_nodes(tenants: Iterable[str], *, shards: str) -> Iterator[dict[str, Any]]:
+    """Yield `PUBLISHED_NODES` rows of the tenants whose version can be trusted."""
+    for tenant_id in tenants:
+        previous = PreviousVersion.open(Path(shards), tenant_id)
+        for node_id, published in (previous.fingerprints if previous else {}).items():
+            yield {"tenant_id": tenant_id, "node_id": node_id, "published": published}
+
+
+def to_shard_nodes(rows: Iterable[Mapping[str, Any]], *, form: str) -> Iterator[dict[str, Any]]:
+    """Yield one `SHARD_NODES` row a node.
+
+    Args:
+        rows: `NODE_COLUMNS`, own documents as `OWN_DOCUMENT` by doc_id, and `published`.
+        form: From `shard_format`.
+    """
+    for row in rows:
+        own = [
+            (document["doc_id"], document["content_hash"]) for document in row["documents"] or ()
+        ]
+        now = fingerprint(form, row["memory_fingerprint"], row["status"], own)
+        yield {
+            **{name: row[name] for name in NODE_COLUMNS if name != "memory_fingerprint"},
+            "fingerprint": now,
+            "is_unchanged": now == row["published"],
+        }
+
+
+def node_row(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row that stands before a node's views: `VIEW_ROWS` of one of `SHARD_NODES`."""
+    names = ("level", "status", "latest_at", "fingerprint", "is_unchanged")
+    return _view_row(node, 0, {name: node[name] for name in names})
+
+
+def view_rows_of_memory(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the views of one row of `memory` as `VIEW_ROWS`."""
     if sentence := row["one_sentence_summary"]:
         body = {name: row[name] for name in ("summary", "one_sentence_summary")}
         yield _view_row(row, 1, body, text=sentence)
@@ -74,18 +135,32 @@ def view_row_of_document(row: Mapping[str, Any], evidence: EvidenceView) -> dict
     return _view_row(row, 4, body, text=text, **place)
 
 
-def to_view_rows(memory: DataFrame, documents: DataFrame, settings: Settings) -> DataFrame:
-    """Return everything that shards hold: `VIEW_ROWS`, one per node, view item and document."""
-    evidence = settings.views.evidence
+def to_view_rows(
+    nodes: DataFrame, memory: DataFrame, documents: DataFrame, evidence: EvidenceView
+) -> DataFrame:
+    """Return what shards hold: `VIEW_ROWS`, one per node, view item and document.
+
+    Args:
+        nodes: `SHARD_NODES` of whole tenants.
+        memory: Rows of those that changed.
+        documents: Their documents.
+        evidence: What a shard has of a document.
+    """
 
     def of_nodes(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return (view for row in rows for view in view_rows_of_node(row))
+        return map(node_row, rows)
+
+    def of_memory(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return (view for row in rows for view in view_rows_of_memory(row))
 
     def of_documents(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         return (view_row_of_document(row, evidence) for row in rows)
 
-    nodes = map_rows(memory.select(*NODE_COLUMNS), of_nodes, VIEW_ROWS)
-    return nodes.unionByName(map_rows(documents.select(*DOCUMENT_COLUMNS), of_documents, VIEW_ROWS))
+    return (
+        map_rows(nodes, of_nodes, VIEW_ROWS)
+        .unionByName(map_rows(memory.select(*VIEW_COLUMNS), of_memory, VIEW_ROWS))
+        .unionByName(map_rows(documents.select(*DOCUMENT_COLUMNS), of_documents, VIEW_ROWS))
+    )
 
 
 def _view_row(
@@ -109,7 +184,7 @@ def _view_row(
 
 
 def write_shards(
-    rows: Iterable[Mapping[str, Any]], settings: Settings, *, staging: str
+    rows: Iterable[Mapping[str, Any]], settings: Settings, *, staging: str, shards: str
 ) -> Iterator[dict[str, Any]]:
     """Write the shard of each tenant in a partition, one after the other, into staging.
 
@@ -117,6 +192,7 @@ def write_shards(
         rows: View rows with state and vector, by (tenant_id, keys, kind, place).
         settings: Embedding model and evidence view.
         staging: Folder for the versions; every attempt takes a name of its own.
+        shards: Folder of the published shards, from which unchanged nodes are taken over.
 
     Yields:
         `STAGED` rows.
@@ -129,10 +205,15 @@ def write_shards(
             embedding_model=settings.embedding.model_name,
             dimension=settings.embedding.dimension,
             settings=settings,
+            previous=PreviousVersion.open(Path(shards), tenant_id, full=False),
         ) as writer:
             for row in group:
                 kind, keys = KINDS[row["kind"]], tuple(row["keys"])
-                writer.add(kind, keys, json.loads(row["body"]), row["vector"])
+                body = json.loads(row["body"])
+                if kind == "node" and body["is_unchanged"]:
+                    writer.add_unchanged(keys, body)
+                else:
+                    writer.add(kind, keys, body, row["vector"])
             writer.close()
         yield {"tenant_id": tenant_id, "state": state, "folder": str(folder)}
 

@@ -1,10 +1,13 @@
 """The edges of the change feed: nothing new, nothing readable, a table that was widened."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hltm_spark.core.errors import DataError
+from hltm_spark.pipeline.root import open_root
 from hltm_spark.pipeline.runs import Cursor, read_cursor
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, PUBLISHED, RUNS
 from tests.builders import raw_document
@@ -75,9 +78,10 @@ def stop_and_heal(memory: Memory, harm: Callable[[Memory], None]) -> None:
 
     memory.ingest(leaf(1, "Tampere"), {"contract": "acme", "doc_id": "d3", "op": "delete"})
     harm(memory)
-    with pytest.raises(DataError, match="run `hltm index`"):
+    with pytest.raises(DataError, match="run `hltm index`") as caught:
         memory.run("update")
 
+    assert ("enableChangeDataFeed = true" in str(caught.value)) == (harm is switch_off)
     assert (cursor(memory), memory.content()) == (before, nodes)
     assert memory.run("index").status == "done"
     assert cities(memory) == {"acme/s1/p1": "Tampere", "acme/s1/p2": "Oulu"}
@@ -97,6 +101,29 @@ def test_a_feed_that_was_off_stops_the_update_and_index_heals_it(memory: Memory)
 
     assert run.nodes_touched == 3
     assert cities(memory) == {"acme/s1/p1": "Tampere", "acme/s1/p2": "Vaasa"}
+
+
+def test_a_renamed_table_stops_the_update_and_a_renamed_root_does_not(memory: Memory) -> None:
+    memory.ingest(leaf(1, "Turku"), leaf(2, "Oulu"))
+    memory.run()
+    before, nodes = cursor(memory), memory.content()
+    memory.ingest(leaf(1, "Tampere"))
+    table = Path(DOCUMENTS.path(memory.root.path))
+    table.rename(table.with_name("documents_2026"))
+
+    with pytest.raises(
+        DataError, match=r"not the one that the last run read .* put that table back"
+    ):
+        memory.run("update")
+
+    assert (cursor(memory), memory.content()) == (before, nodes)
+    shutil.rmtree(table)  # the empty one that stood in its place
+    table.with_name("documents_2026").rename(table)
+    root = Path(memory.root.path)
+    memory.root = open_root(str(root.rename(root.with_name("moved"))))
+    run = memory.run("update")
+    assert (run.status, run.nodes_touched) == ("done", 3)
+    assert cities(memory) == {"acme/s1/p1": "Tampere", "acme/s1/p2": "Oulu"}
 
 
 @pytest.mark.soak
