@@ -1,9 +1,10 @@
 """From a validated response to the views of a node, with every item traced to documents.
 
 A response cites the node's inputs: documents, or children. A cited child is followed to the
-documents behind the same facet or question there, so that a citation at the root resolves to
-documents without walking the tree. A cited group of inputs is replaced by the inputs themselves:
-a node's views do not show whether it was written at once or in groups.
+documents behind the same facet or question there, or behind the facets that an answer states, so
+that a citation at the root resolves to documents without walking the tree. A cited group of inputs
+is replaced by the inputs themselves: a node's views do not show whether it was written at once or
+in groups.
 """
 
 import re
@@ -21,6 +22,7 @@ from hltm_spark.core.records import (
     Views,
     first_documents,
 )
+from hltm_spark.core.text import to_terms
 
 _COUNT = re.compile(r"\s*\(\d+ of \d+\)$")  # as a prompt shows a group's facet
 
@@ -89,12 +91,12 @@ class _Trace:
 
     def question_answer(self, item: Mapping[str, Any]) -> QuestionAnswer:
         cited = self._cited(item)
-        question = str(item["question"])
+        question, answer = str(item["question"]), str(item["answer"])
         return QuestionAnswer(
             question=self._text(question),
-            answer=self._text(item["answer"]),
+            answer=self._text(answer),
             sources=self._sources(cited, lambda c: c.question_sources(question)),
-            documents=self._documents_behind(cited, lambda c: c.question_documents(question)),
+            documents=self._documents_behind(cited, lambda c: c.answer_documents(question, answer)),
         )
 
     def _text(self, raw: Any) -> str:
@@ -175,11 +177,16 @@ class _ChildItems:
         named = self._facets.get(name.casefold(), [])
         return first_documents(d for f in named for d in f.documents) or self.all_documents()
 
-    def question_documents(self, question: str) -> tuple[str, ...]:
+    def answer_documents(self, question: str, answer: str) -> tuple[str, ...]:
+        """Return the documents behind the same question, or the facets that the answer states."""
         for pair in self._child.views.question_answers:
             if pair.question.casefold() == question.casefold():
                 return pair.documents
-        return self.all_documents()
+        asked, said = set(to_terms(question)), answer.casefold()
+        stated = [facet for facet in self._child.views.facets if _says(said, facet.value)]
+        named = [facet for facet in stated if set(to_terms(facet.name)) <= asked]
+        found = first_documents(d for facet in named or stated for d in facet.documents)
+        return found or self.all_documents()
 
     def all_documents(self) -> tuple[str, ...]:
         views = self._child.views
@@ -187,6 +194,12 @@ class _ChildItems:
         of_questions = [d for q in views.question_answers for d in q.documents]
         own = self._child.sources if self._child.is_own else ()
         return first_documents([*of_facets, *of_questions, *own])
+
+
+def _says(text: str, value: str) -> bool:
+    """Return whether a value stands in a casefolded text as whole words."""
+    said = value.casefold().strip()
+    return bool(said) and said in text and bool(re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text))
 
 
 def facet_text(name: str, value: str) -> str:

@@ -43,8 +43,12 @@ _ME: tuple[tuple[str, str], ...] = (
     (r"\bme\b|\bI\b", "{n}"),
 )
 _LEANING = re.compile(
-    r"\b(?:it|this|that|they|them|those|these|he|she|him|her|one)\b", re.IGNORECASE
+    r"\b(?:[Ii]t(?:['’]s)?|[Tt]hey|[Tt]hem|[Tt]heirs?|[Hh]e|[Ss]he|[Hh]im|[Hh]ers?|[Hh]is)\b"
+    r"|\b(?:[Tt]his|[Tt]hat|[Tt]hese|[Tt]hose)(?:['’]s|\s+ones?)?"
+    r"(?=\s*(?:[?？.!,;]|$)|\s+(?:is|was|are|were|will|would|can|could|should|has|had|does|did"
+    r"|stay\w*|look\w*|mean\w*|sound\w*|feel\w*|work\w*|go\w*|went|ma[dk]es?|help\w*|all)\b)"
 )
+"""Words that stand for something said before: a question with one does not explain itself."""
 _OPENING = re.compile(
     r"^(?:(?:so|and|but|well|oh|wow|hey|hi|ok|okay|yeah|yes|right|thanks|cool|great|nice|also|anyway"
     r"|by the way)\b[,!.…\s]*)+",
@@ -73,7 +77,7 @@ class Exchange:
     """A question somebody asked and what the other said to it.
 
     Attributes:
-        weight: Content words of both; less where the question leans on words like "it".
+        weight: Content words of both.
         is_inside: True where both stand in one document; the question then needs its node's name.
     """
 
@@ -180,16 +184,15 @@ def _is_reply(asking: Turn, replying: Turn) -> bool:
 
 
 def _weight(question: str, answer: str) -> int:
-    terms = len(set(to_terms(question))) + min(6, len(set(to_terms(answer))))
-    return terms - 3 * bool(_LEANING.search(question))
+    return len(set(to_terms(question))) + min(6, len(set(to_terms(answer))))
 
 
 def _question(asking: Turn, replying: Turn) -> str:
-    """Return the turn's weightiest question, with names in place of I and you."""
+    """Return the turn's weightiest question that explains itself, with names for I and you."""
     best, weight = "", 1
     for sentence in split_sentences(asking.text):
         found = len(set(to_terms(sentence)))
-        if sentence.endswith(("?", "？")) and found > weight:
+        if sentence.endswith(("?", "？")) and found > weight and not _LEANING.search(sentence):
             best = _named(sentence, asker=asking.author, other=replying.author)
             weight = found
     return best

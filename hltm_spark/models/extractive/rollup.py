@@ -107,13 +107,16 @@ def roll_up(
     canonical: dict[str, str] = {}
     for child in children:
         is_leaf = not child.is_group and child.node_id.count("/") + 1 >= leaf_depth
+        has_own = not (is_leaf or child.is_group)
+        stated_itself = set(_stated_by_own_documents(child)) if has_own else set()
         for facet in child.views.facets:
             name = canonical.get(facet.name, "")
             if not name:
                 name = canonical[facet.name] = names.canonical(facet.name)
             if name not in gathered:
                 gathered[name] = _Gathered(name)
-            gathered[name].add(child, facet, is_leaf=is_leaf)
+            leaves = facet.total - (facet.name in stated_itself)
+            gathered[name].add(child, facet, is_leaf=is_leaf, leaves=leaves)
     own_by_name = {facet.name: facet for facet in own}
     for stated in own:
         gathered.setdefault(stated.name, _Gathered(stated.name)).add_own(stated)
@@ -123,6 +126,15 @@ def roll_up(
         for name, found in gathered.items()
     ]
     return sorted(rolled, key=lambda r: (names.rank(r.name), -r.total, r.name))
+
+
+def _stated_by_own_documents(child: Child) -> Iterator[str]:
+    """Yield the names of the facets that a child's own documents state."""
+    return (facet.name for facet in child.views.facets if _is_own(child, facet))
+
+
+def _is_own(child: Child, facet: FacetValue) -> bool:
+    return any(not source.startswith(f"{child.node_id}/") for source in facet.sources)
 
 
 class _Gathered:
@@ -137,13 +149,12 @@ class _Gathered:
         self._totals: dict[str, int] = {}
         self._stated: dict[str, int] = {}
 
-    def add(self, child: Child, facet: FacetValue, *, is_leaf: bool) -> None:
+    def add(self, child: Child, facet: FacetValue, *, is_leaf: bool, leaves: int) -> None:
+        """Take one value of a child, of whose leaves so many state any value of that name."""
         key = facet.value.casefold()
         self.is_of_leaves &= is_leaf
         counted = self.counted.setdefault(key, Counted(value=facet.value))
-        has_own = not (is_leaf or child.is_group) and any(
-            not s.startswith(f"{child.node_id}/") for s in facet.sources
-        )
+        has_own = not (is_leaf or child.is_group) and _is_own(child, facet)
         if child.is_group:
             stated = self._stated[child.node_id] = (
                 self._stated.get(child.node_id, 0) + facet.support
@@ -156,7 +167,7 @@ class _Gathered:
         counted.support += facet.support
         counted.leaves += facet.support - has_own
         counted.latest = max(counted.latest, facet.latest_at)
-        self._totals[child.node_id] = max(self._totals.get(child.node_id, 0), facet.total - has_own)
+        self._totals[child.node_id] = max(self._totals.get(child.node_id, 0), leaves)
         self.entries.append((facet.latest_at, len(self.entries), key))
 
     def add_own(self, facet: Facet) -> None:
