@@ -8,7 +8,7 @@ hash the same everywhere.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 MAX_DOCUMENTS = 32
@@ -51,10 +51,15 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; `part` only where there is one."""
-        raw = asdict(self)
-        if not self.part:
-            del raw["part"]
-        return raw
+        raw = {
+            "doc_id": self.doc_id,
+            "text": self.text,
+            "kind": self.kind,
+            "event_time": self.event_time,
+            "author": self.author,
+            "metadata": dict(self.metadata),
+        }
+        return {**raw, "part": self.part} if self.part else raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,18 @@ class FacetValue:
             latest_at=raw.get("latest_at") or "",
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "sources": list(self.sources),
+            "documents": list(self.documents),
+            "support": self.support,
+            "total": self.total,
+            "latest_at": self.latest_at,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAnswer:
@@ -111,6 +128,15 @@ class QuestionAnswer:
             sources=tuple(raw.get("sources") or ()),
             documents=tuple(raw.get("documents") or ()),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            "sources": list(self.sources),
+            "documents": list(self.documents),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +172,13 @@ class Views:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; tuples become lists."""
-        return asdict(self)
+        return {
+            "facets": [facet.to_dict() for facet in self.facets],
+            "question_answers": [pair.to_dict() for pair in self.question_answers],
+            "rationale": self.rationale,
+            "summary": self.summary,
+            "one_sentence_summary": self.one_sentence_summary,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,11 +45,15 @@ def read_sizes(files: Sequence[str], column: str, *, where: Mapping[str, Iterabl
 def _scan(
     files: Sequence[str], columns: Sequence[str] | Mapping[str, Any], where: Mapping[str, Any]
 ) -> pa.Table:
+    """Return the rows that match; of files without any, only the columns asked about are read."""
     wanted = (pc.field(name).isin(pa.array(set(v), pa.string())) for name, v in where.items())
     options = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
     columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
-    return dataset(list(files), format=options).to_table(
-        columns=columns, filter=reduce(and_, wanted)
+    matching = reduce(and_, wanted)
+    given = dataset(list(files), format=options)
+    hits = [f.path for f in given.get_fragments() if f.count_rows(filter=matching)]
+    return dataset(hits or files[:1], format=options, schema=given.schema).to_table(
+        columns=columns, filter=matching
     )
 
 
