@@ -16,7 +16,8 @@ from hltm_spark.core.conf_file import load_settings
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import HltmError
 from hltm_spark.pipeline.index import run_pipeline
-from hltm_spark.pipeline.ingest import ingest, read_input
+from hltm_spark.pipeline.ingest import ingest
+from hltm_spark.pipeline.inputs import read_input
 from hltm_spark.pipeline.root import Root, open_root
 from hltm_spark.pipeline.runs import Run
 

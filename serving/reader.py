@@ -10,8 +10,8 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from hltm_spark.core.conf_file import load_settings
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import EmbeddingMismatch, ScopeNotFound, ShardNotFound
-from hltm_spark.core.shard import read_pointer, tenant_folder
+from hltm_spark.core.errors import EmbeddingMismatch, ScopeNotFound, ShardCorrupt, ShardNotFound
+from hltm_spark.core.shard import has_versions, read_pointer, tenant_folder
 from hltm_spark.models.embedders import Embedder
 from hltm_spark.models.llm import LlmClient
 from hltm_spark.models.providers import make_embedder, make_llm
@@ -150,6 +150,10 @@ class MemoryReader:
         try:
             shard = Shard.open(self._shards / tenant_folder(tenant_id), tenant_id=tenant_id)
         except ShardNotFound:
+            if has_versions(self._shards / tenant_folder(tenant_id)):
+                raise ShardCorrupt(
+                    "the tenant's CURRENT names no version that is there; run `hltm publish`"
+                ) from None
             raise ScopeNotFound("no memory at this scope; check the node id") from None
         written = (shard.manifest.embedding_model, shard.manifest.dimension)
         if written != self._model:

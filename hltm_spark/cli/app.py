@@ -17,16 +17,24 @@ from hltm_spark.cli.dataset import dataset
 from hltm_spark.cli.look import query, runs, show
 from hltm_spark.cli.plan import plan
 from hltm_spark.cli.run import index, ingest, publish, update, verify
-from hltm_spark.core.errors import HltmError, StoppedError, TooManyFailuresError
+from hltm_spark.core.errors import (
+    EmbeddingError,
+    HltmError,
+    LlmError,
+    StoppedError,
+    TooManyFailuresError,
+)
 
 STOPPED, WRONG, FAILED = 3, 2, 1
+_MAY_PASS = (TooManyFailuresError, LlmError, EmbeddingError)
+"""Errors that settings and data are not to blame for: endpoints that are down, for example."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="hltm")
 @click.option("-v", "--verbose", is_flag=True, help="Log more, to stderr.")
 def hltm(verbose: bool) -> None:  # noqa: FBT001 - click passes a flag
-    r"""Build, refresh and query a long-term semantic memory over Delta tables.
+    """Build, refresh and query a long-term semantic memory over Delta tables.
 
     \b
     hltm ingest --input samples/hiring/documents.jsonl --root .hltm
@@ -35,7 +43,7 @@ def hltm(verbose: bool) -> None:  # noqa: FBT001 - click passes a flag
 
     Exit codes: 0 done, 2 wrong settings or data, 3 stopped by a budget or a signal, 1 anything
     else.
-    """
+    """  # noqa: D301 - click wants the character itself
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -77,7 +85,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 def _code_of(error: HltmError) -> int:
     if isinstance(error, StoppedError):
         return STOPPED
-    return FAILED if isinstance(error, TooManyFailuresError) else WRONG
+    return FAILED if isinstance(error, _MAY_PASS) else WRONG
 
 
 def _tell(error: Exception) -> None:

@@ -1,5 +1,6 @@
 """Verbs that look: query and show read the shards, without Spark; runs reads the run record."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ import click
 
 from hltm_spark.cli.options import Call, common_options
 from hltm_spark.cli.run import start_spark
-from hltm_spark.core.errors import SettingsError, ShardNotFound
+from hltm_spark.core.errors import SettingsError, ShardCorrupt, ShardNotFound
 from hltm_spark.core.shard import current_version, read_manifest
 from serving import Answer, Context, Hit, MemoryReader, Scope, Usage
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
 
 WIDTH = 96
+
+logger = logging.getLogger("hltm_spark")
 
 
 @click.command()
@@ -65,16 +68,16 @@ def show(call: Call, node: str | None, depth: int | None) -> None:
 @click.command()
 @click.option("--last", type=int, default=20, show_default=True, help="How many runs.")
 @click.option("--nodes", is_flag=True, help="The nodes that the latest run wrote.")
+@click.option("--failures", is_flag=True, help="What failed and was not written since, and why.")
 @common_options
-def runs(call: Call, *, last: int, nodes: bool) -> None:
+def runs(call: Call, *, last: int, nodes: bool, failures: bool) -> None:
     """Print what each run read, did and cost."""
+    root = call.open_root()
     spark = start_spark("hltm runs")
     from pyspark.sql import functions as F  # noqa: PLC0415 - query and show work without Spark
 
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
-    from hltm_spark.pipeline.tables import MEMORY, RUNS, create_tables  # noqa: PLC0415
+    from hltm_spark.pipeline.tables import FAILURES, MEMORY, RUNS, create_tables  # noqa: PLC0415
 
-    root = open_root(call.root)
     create_tables(spark, root.path)
     rows = RUNS.read(spark, root.path).orderBy(F.desc("started_at")).limit(last).collect()
     written: list[str] = []
@@ -82,13 +85,17 @@ def runs(call: Call, *, last: int, nodes: bool) -> None:
         memory = MEMORY.read(spark, root.path).where(F.col("run_id") == rows[0]["run_id"])
         ids = memory.select("node_id", "keys").orderBy("tenant_id", "keys").limit(1000)
         written = [row["node_id"] for row in ids.collect()]
-    values = {"runs": [row.asDict() for row in rows]}
-    if not nodes:
-        call.report(values, [_run_line(row) for row in rows] or ["no run yet"])
-        return
-    lines = [f"  {node_id}" for node_id in written]
-    head = f"nodes that {rows[0]['run_id']} wrote:" if rows else "no run yet"
-    call.report({**values, "nodes": written}, [head, *lines])
+    values: dict[str, Any] = {"runs": [row.asDict() for row in rows]}
+    lines = [_run_line(row) for row in rows] or ["no run yet"]
+    if nodes:
+        head = f"nodes that {rows[0]['run_id']} wrote:" if rows else "no run yet"
+        values, lines = {**values, "nodes": written}, [head, *(f"  {n}" for n in written)]
+    if failures:
+        stored = FAILURES.read(spark, root.path).orderBy("tenant_id", "node_id", "task")
+        failed = [row.asDict() for row in stored.limit(1000).collect()]
+        values["failures"] = failed
+        lines = [_failure_line(row) for row in failed] or ["nothing failed"]
+    call.report(values, lines)
 
 
 def _reader(call: Call) -> MemoryReader:
@@ -103,8 +110,8 @@ def _tenants(call: Call) -> list[str]:
     for folder in sorted((Path(call.root) / "shards").iterdir()):
         try:
             tenants.append(read_manifest(folder / current_version(folder)).tenant_id)
-        except ShardNotFound:
-            continue
+        except (ShardNotFound, ShardCorrupt):
+            logger.warning("shards/%s cannot be read; run `hltm publish`", folder.name)
     return sorted(tenants)
 
 
@@ -221,6 +228,10 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
         "seconds": answer.seconds,
         "mode": answer.mode,
     }
+
+
+def _failure_line(row: dict[str, Any]) -> str:
+    return f"{row['node_id']}  {row['task']}  {row['reason']} ({row['run_id']})"
 
 
 def _run_line(row: "Row") -> str:

@@ -4,12 +4,15 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hltm_spark.core.conf_file import load_settings
 from hltm_spark.core.config import Settings
+
+if TYPE_CHECKING:
+    from hltm_spark.pipeline.root import Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,17 @@ class Call:
     def root(self) -> str:
         """Storage root, from --root or the conf file."""
         return self.settings.storage.root
+
+    def open_root(self, *, must_exist: bool = True) -> "Root":
+        """Open the storage root; only `ingest` makes one.
+
+        Raises:
+            SettingsError: It cannot be used with this conf, or is not there.
+        """
+        from hltm_spark.pipeline.root import open_root  # noqa: PLC0415 - query and show need none
+
+        levels = self.settings.level_names
+        return open_root(self.root, levels=levels, must_exist=must_exist)
 
     def report(self, values: Mapping[str, Any], lines: Sequence[str]) -> None:
         """Print the result: as lines for people, or as one JSON object on the last line."""

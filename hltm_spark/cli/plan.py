@@ -1,6 +1,5 @@
 """The verb that says what the next run will take, before it starts."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +7,6 @@ import click
 from hltm_spark.cli.options import Call, common_options
 from hltm_spark.cli.run import start_spark
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from hltm_spark.pipeline.plan import Plan
@@ -21,18 +19,11 @@ if TYPE_CHECKING:
 @common_options
 def plan(call: Call, *, is_full: bool) -> None:
     """Print calls, tokens and cost of the next run; nothing is called or written."""
-    if not call.root:
-        raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
+    root = call.open_root()
     spark = start_spark("hltm plan")
-    from hltm_spark.pipeline.plan import Plan, plan_run  # noqa: PLC0415
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+    from hltm_spark.pipeline.plan import plan_run  # noqa: PLC0415
 
-    is_root = (Path(call.root).expanduser() / "root.json").is_file()  # a plan makes none
-    planned = (
-        plan_run(spark, call.settings, open_root(call.root), is_full=is_full)
-        if is_root
-        else Plan.empty(call.settings)
-    )
+    planned = plan_run(spark, call.settings, root, is_full=is_full)
     call.report(planned.summary(), plan_lines(planned, call.settings))
 
 

@@ -38,12 +38,11 @@ logger = logging.getLogger("hltm_spark")
 @common_options
 def ingest(call: Call, inputs: tuple[str, ...], mode: str) -> None:
     """Bring raw documents into the documents table; unchanged rows write nothing."""
+    root = call.open_root(must_exist=False)
     spark = start_spark("hltm ingest")
     from hltm_spark.pipeline.ingest import ingest as ingest_rows  # noqa: PLC0415
-    from hltm_spark.pipeline.ingest import read_input  # noqa: PLC0415
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
+    from hltm_spark.pipeline.inputs import read_input  # noqa: PLC0415
 
-    root = open_root(call.root)
     report = ingest_rows(read_input(spark, inputs), call.settings, root, mode=mode)
     values = asdict(report)
     lines = [
@@ -88,6 +87,7 @@ def update(call: Call, *, is_publishing: bool, follow: bool, every: str) -> None
     from hltm_spark.pipeline.follow import parse_duration, stop_on_signals  # noqa: PLC0415
 
     every_s = parse_duration(every)
+    call.open_root()
     spark = start_spark("hltm update")
     with stop_on_signals() as stop:
         keep_going(
@@ -103,11 +103,11 @@ def update(call: Call, *, is_publishing: bool, follow: bool, every: str) -> None
 @common_options
 def verify(call: Call, *, cold: bool) -> None:
     """Rebuild the memory beside the one that is there and compare both; exit 1 on a difference."""
+    root = call.open_root()
     spark = start_spark("hltm verify")
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
     from hltm_spark.pipeline.verify import verify as compare  # noqa: PLC0415
 
-    found = compare(spark, call.settings, open_root(call.root), is_cold=cold)
+    found = compare(spark, call.settings, root, is_cold=cold)
     call.report(asdict(found), verification_lines(found))
     if not found.equal:
         click.get_current_context().exit(1)
@@ -117,11 +117,11 @@ def verify(call: Call, *, cold: bool) -> None:
 @common_options
 def publish(call: Call) -> None:
     """Publish the shards of every tenant whose memory is newer than its shard."""
+    root = call.open_root()
     spark = start_spark("hltm publish")
     from hltm_spark.pipeline.index import publish_only  # noqa: PLC0415
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
 
-    run = publish_only(spark, call.settings, open_root(call.root))
+    run = publish_only(spark, call.settings, root)
     values = {**run.summary(), "tenants": run.tenants_published, "version": run.documents_version}
     call.report(values, [f"{run.tenants_published} tenants published in {run.seconds:.1f} s"])
 
@@ -129,11 +129,10 @@ def publish(call: Call) -> None:
 def _run(
     call: Call, *, kind: str, is_publishing: bool, spark: "SparkSession | None" = None
 ) -> None:
+    root = call.open_root()
     spark = spark or start_spark(f"hltm {kind}")
     from hltm_spark.pipeline.index import run_pipeline  # noqa: PLC0415
-    from hltm_spark.pipeline.root import open_root  # noqa: PLC0415
 
-    root = open_root(call.root)
     run = run_pipeline(spark, call.settings, root, kind=kind, is_publishing=is_publishing)
     call.report(run.summary(), run_lines(run))
 

@@ -55,8 +55,15 @@ def parse_settings(raw: Mapping[str, Any], *, name: str) -> Settings:
 
 def _read(name: str) -> str:
     path = Path(name)
+    if path.is_dir():
+        raise SettingsError(f"{name} is a folder; pass a file in it, e.g. --conf conf/hiring.toml")
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise SettingsError(f"{name} is not UTF-8; save it as UTF-8") from None
+        except OSError as error:
+            raise SettingsError(f"cannot read {name}: {error.strerror}") from error
     if path.parent in {Path(), Path("conf")}:
         try:
             return read_resource(f"conf/{path.name}")

@@ -107,20 +107,25 @@ def verify_shard(folder: Path, *, full: bool) -> Manifest:
     """
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
-            raise ShardCorrupt(f"{folder.name}/{name} is missing; publish the tenant again")
-        if (size := file.stat().st_size) != expected["size_bytes"]:
+        try:
+            _verify_file(folder / name, expected, full=full)
+        except OSError:  # also where a version is removed while it is looked at
             raise ShardCorrupt(
-                f"{folder.name}/{name} has {size} bytes instead of {expected['size_bytes']}; "
-                "publish the tenant again"
-            )
-        if full and file_entry(file)["sha256"] != expected["sha256"]:
-            raise ShardCorrupt(
-                f"{folder.name}/{name} is not the file that the manifest names; "
-                "publish the tenant again"
-            )
+                f"{folder.name}/{name} is missing; publish the tenant again"
+            ) from None
     return manifest
+
+
+def _verify_file(file: Path, expected: Mapping[str, Any], *, full: bool) -> None:
+    name = f"{file.parent.name}/{file.name}"
+    if (size := file.stat().st_size) != expected["size_bytes"]:
+        raise ShardCorrupt(
+            f"{name} has {size} bytes instead of {expected['size_bytes']}; publish the tenant again"
+        )
+    if full and file_entry(file)["sha256"] != expected["sha256"]:
+        raise ShardCorrupt(
+            f"{name} is not the file that the manifest names; publish the tenant again"
+        )
 
 
 def read_pointer(tenant: Path) -> str:
@@ -141,6 +146,17 @@ def current_version(tenant: Path) -> str:
     if not _VERSION.fullmatch(version) or not (tenant / version).is_dir():
         raise ShardNotFound("no published version here; run `hltm publish`")
     return version
+
+
+def has_versions(tenant: Path) -> bool:
+    """Return whether a tenant's folder holds any version, whatever CURRENT says."""
+    return tenant.is_dir() and any(f.is_dir() for f in tenant.iterdir())
+
+
+def is_published(shards: Path, tenant_id: str, version: str) -> bool:
+    """Return whether CURRENT names this version, and its files are what its manifest says."""
+    tenant = shards / tenant_folder(tenant_id)
+    return read_pointer(tenant) == version and _is_whole(tenant / version)
 
 
 def publish_version(

@@ -67,12 +67,19 @@ def turn_text(turn: Mapping[str, Any]) -> str:
 
 
 def write_documents(path: str, documents: Iterator[Mapping[str, Any]]) -> int:
-    """Write documents as JSONL; return how many."""
+    """Write documents as JSONL; return how many.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     count = 0
-    with Path(path).open("w", encoding="utf-8") as file:
-        for document in documents:
-            file.write(json.dumps(document, ensure_ascii=False) + "\n")
-            count += 1
+    try:
+        with Path(path).open("w", encoding="utf-8") as file:
+            for document in documents:
+                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+                count += 1
+    except OSError as error:
+        raise DataError(f"cannot write {path!r}: {error.strerror}; name another file") from error
     return count
 
 

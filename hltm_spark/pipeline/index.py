@@ -32,6 +32,7 @@ from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.memory import WRITTEN, memory_changes
 from hltm_spark.pipeline.publish import publish
+from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
@@ -99,14 +100,15 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
             if cursor is not None:
                 run.documents_version = cursor.version
                 with run.timed("publish"):
-                    run.tenants_published = publish(
-                        spark,
-                        settings,
-                        root,
+                    publishing = PublishContext(
+                        spark=spark,
+                        settings=settings,
+                        root=root,
                         commits=commits,
                         run_id=run.run_id,
                         documents_version=cursor.version,
                     )
+                    run.tenants_published = publish(publishing, is_checking=True)
             run.finish("done")
         finally:
             root.clear_staging(run.run_id)
@@ -245,21 +247,31 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     context.commits.merge(FAILURES, rows, delete_when="s.is_settled")
 
 
+def _main_reason(context: RunContext) -> str:
+    """Return the most frequent reason of this run's failures, in words."""
+    failed = read_failures(context.spark, context.journal)
+    if failed is None:
+        return ""
+    counted = failed.groupBy("reason").count().orderBy(F.desc("count"), "reason").first()
+    return f" (mostly: {counted['reason']})" if counted else ""
+
+
 def _publish(context: RunContext) -> None:
     run, limit = context.run, context.settings.budgets.max_failure_ratio
     total = context.memory.count() if run.failed else 0
     if total and run.failed / total > limit:
         raise TooManyFailuresError(
             f"{run.failed} of {total} nodes are not complete, more than "
-            f"budgets.max_failure_ratio {limit}; shards stay as they were. "
+            f"budgets.max_failure_ratio {limit}{_main_reason(context)}; shards stay as they were. "
             "See `hltm runs --failures`, then run again"
         )
     with run.timed("publish"):
-        run.tenants_published = publish(
-            context.spark,
-            context.settings,
-            context.root,
+        publishing = PublishContext(
+            spark=context.spark,
+            settings=context.settings,
+            root=context.root,
             commits=context.commits,
             run_id=run.run_id,
             documents_version=run.documents_version,
         )
+        run.tenants_published = publish(publishing, is_checking=run.kind == "index")

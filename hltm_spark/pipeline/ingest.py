@@ -1,21 +1,20 @@
 """Raw input to rows of `documents`, with a reject for every row that cannot be taken.
 
-Every format becomes the same thing first: one JSON object a row, whose values keep the types that
-they had. `to_document` judges it, without Spark; nothing is ever inferred from a key's look.
+Rows come from `inputs` as JSON objects. `to_document` judges them, without Spark; nothing is ever
+inferred from a key's look.
 """
 
+import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import DataError
 from hltm_spark.core.records import fingerprint
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.lease import hold_lease
@@ -23,13 +22,7 @@ from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.rows import to_document
 from hltm_spark.pipeline.tables import DOCUMENTS, REJECTS, TEXT, arrow, create_tables, struct
 
-FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
+logger = logging.getLogger("hltm_spark")
 
 _CHECKED = struct({**DOCUMENTS.columns, "op": TEXT, "row": TEXT, "reason": TEXT, "raw": TEXT})
 
@@ -57,37 +50,16 @@ class IngestReport:
     version: int
 
 
-def read_input(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Return every row of the inputs as JSON: columns `file` and `raw`.
-
-    Raises:
-        DataError: A path does not exist or holds nothing readable.
-    """
-    frames = [frame for path in paths for frame in _read_path(spark, path)]
-    if not frames:
-        raise DataError("no input given; pass --input PATH")
-    rows = frames[0]
-    for frame in frames[1:]:
-        rows = rows.unionByName(frame)
-    return rows
-
-
-def rows_of_frame(frame: DataFrame, *, name: str = "dataframe") -> DataFrame:
-    """Return the rows of any DataFrame as `read_input` does."""
-    columns = [F.col(f"`{column}`") for column in frame.columns]
-    return frame.select(F.lit(name).alias("file"), F.to_json(F.struct(*columns)).alias("raw"))
-
-
 def check_rows(rows: DataFrame, settings: Settings, *, salt: str) -> DataFrame:
     """Return one row per input row: the `documents` columns and `op`, or `reason` and `raw`."""
     schema = arrow(_CHECKED)
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:
-            given = zip(batch["file"].to_pylist(), batch["raw"].to_pylist(), strict=True)
+            columns = (batch[name].to_pylist() for name in ("file", "raw", "fault"))
             checked = []
-            for file, raw in given:
-                row = to_document(raw, settings, salt=salt)
+            for file, raw, fault in zip(*columns, strict=True):
+                row = to_document(raw, settings, salt=salt, fault=fault)
                 checked.append({**row, "row": f"{file}#{fingerprint(raw)[:16]}"})
             yield pa.RecordBatch.from_pylist(checked, schema=schema)
 
@@ -105,7 +77,7 @@ def ingest(
     """Bring input rows into `documents`; unchanged rows write nothing.
 
     Args:
-        rows: Columns `file` and `raw`, from `read_input` or `rows_of_frame`.
+        rows: Columns `file`, `raw` and `fault`, from `inputs`.
         settings: Levels and input mapping.
         root: Storage root.
         mode: `upsert`, or `snapshot`: what a tenant of the input no longer has is deleted, unless
@@ -155,7 +127,10 @@ class _Ingest:
         elif counts.get("added"):
             self.commits.append(DOCUMENTS, different)  # nothing to match: a fraction of a MERGE
         is_taken = F.col("reason").isNull()
-        taken = {row[0]: row[1] for row in checked.groupBy(is_taken).count().collect()}
+        depth = F.max(F.size("keys"))
+        sizes = checked.groupBy(is_taken).agg(F.count("*"), depth).collect()
+        taken = {row[0]: row[1] for row in sizes}
+        self._check_depth(max((row[2] for row in sizes if row[0] and row[2]), default=0))
         if rejected := taken.get(False, 0):
             self._append_rejects(checked)
         changed = sum(counts.get(name, 0) for name in ("added", "changed", "deleted"))
@@ -168,6 +143,18 @@ class _Ingest:
             rejected=rejected,
             version=DOCUMENTS.version(self.root.path),
         )
+
+    def _check_depth(self, depth: int) -> None:
+        """Warn where no row has a key of the deepest level: perhaps its column is misnamed."""
+        levels = self.settings.levels
+        if 0 < depth < len(levels):
+            missing = levels[depth]
+            logger.warning(
+                "no row has a value in column %r, so no document belongs to a %s; if that is not "
+                "meant, set the level's column in [[levels]]",
+                missing.key_column,
+                missing.name,
+            )
 
     def _append_rejects(self, checked: DataFrame) -> None:
         """Record the rejects that are not on record yet."""
@@ -239,48 +226,3 @@ def absent_documents(checked: DataFrame, stored: DataFrame) -> DataFrame:
         .join(F.broadcast(unnamed), F.lit(True), "left_anti")
         .select(*DOCUMENTS.columns, F.lit("absent").alias("outcome"))
     )
-
-
-def _read_path(spark: SparkSession, path: str) -> Iterator[DataFrame]:
-    local = Path(path)
-    if not local.exists():
-        raise DataError(f"no such input: {path!r}")
-    if (local / "_delta_log").is_dir():
-        yield rows_of_frame(spark.read.format("delta").load(path), name=local.name)
-        return
-    if local.is_file():
-        kind = _format_of(local)
-        if kind is None:
-            raise DataError(f"cannot read {path!r}; known endings: {sorted(FORMATS)} (.gz too)")
-        yield _read_files(spark, path, kind, pattern=None)
-        return
-    endings = sorted({_ending(file) for file in local.rglob("*") if _format_of(file)})
-    if not endings:
-        raise DataError(f"no readable file in {path!r}; known endings: {sorted(FORMATS)} (.gz too)")
-    for ending in endings:
-        yield _read_files(spark, path, FORMATS[ending.removesuffix(".gz")], pattern=f"*{ending}")
-
-
-def _ending(file: Path) -> str:
-    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
-
-
-def _format_of(file: Path) -> str | None:
-    hidden = any(part.startswith(("_", ".")) and part not in {".", ".."} for part in (file.name,))
-    return None if hidden else FORMATS.get(_ending(file).removesuffix(".gz"))
-
-
-def _read_files(spark: SparkSession, path: str, kind: str, *, pattern: str | None) -> DataFrame:
-    reader = spark.read.option("recursiveFileLookup", "true")
-    if pattern:
-        reader = reader.option("pathGlobFilter", pattern)
-    file = F.regexp_extract("_metadata.file_path", r"([^/]*)$", 1).alias("file")
-    if kind == "jsonl":
-        lines = reader.text(path).select(file, F.trim("value").alias("raw"))
-        return lines.where(F.length(F.regexp_replace("raw", "^\ufeff", "")) > 0)
-    if kind == "csv":
-        table = reader.options(header=True, multiLine=True, escape='"', encoding="UTF-8").csv(path)
-    else:
-        table = reader.parquet(path)
-    columns = [F.col(f"`{column}`") for column in table.columns]
-    return table.select(file, F.to_json(F.struct(*columns)).alias("raw"))

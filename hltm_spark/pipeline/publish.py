@@ -11,57 +11,46 @@ in this process, others by Spark, one task a tenant; the bytes are the same in e
 """
 
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
-from hltm_spark.pipeline.commits import Commits
+from hltm_spark.core.shard import is_published
 from hltm_spark.pipeline.files import row_count
+from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.publish_context import DUE, PublishContext
 from hltm_spark.pipeline.publish_large import publish_large
 from hltm_spark.pipeline.publish_small import DOCUMENTS_A_RUN, NODES_A_RUN, publish_small
-from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.shard_rows import shard_format
-from hltm_spark.pipeline.tables import PUBLISHED
+from hltm_spark.pipeline.tables import PUBLISHED, TEXT, struct
 
 
-def publish(
-    spark: SparkSession,
-    settings: Settings,
-    root: Root,
-    *,
-    commits: Commits,
-    run_id: str,
-    documents_version: int,
-) -> int:
+def publish(context: PublishContext, *, is_checking: bool) -> int:
     """Publish every tenant whose shard is behind its memory.
 
     Args:
-        spark: Session.
-        settings: The conf.
-        root: Storage root.
-        commits: The run's commits.
-        run_id: The run.
-        documents_version: Version of `documents` that memory was written from.
+        context: Settings, root, and the version of `documents` that memory was written from.
+        is_checking: Compare every published file with its manifest: one that is damaged or gone
+            is written again.
 
     Returns:
         Number of tenants published or removed.
     """
-    context = PublishContext(
-        spark=spark,
-        settings=settings,
-        root=root,
-        commits=commits,
-        run_id=run_id,
-        documents_version=documents_version,
-    )
-    left, path = root.unfinished_publishing(), root.publishing(run_id)
+    spark, settings, root = context.spark, context.settings, context.root
+    root.shards.mkdir(parents=True, exist_ok=True)
+    left, path = root.unfinished_publishing(), root.publishing(context.run_id)
     published = PUBLISHED.read(spark, root.path)
     states = tenant_states(context.memory, context.documents, settings)
-    unsure = spark.read.schema(DUE).parquet(*left) if left else published.limit(0)
+    unsure = (spark.read.schema(DUE).parquet(*left) if left else published).select("tenant_id")
+    unsure = unsure if left else unsure.limit(0)
+    if is_checking:
+        unsure = unsure.unionByName(damaged_tenants(published, context))
     due_tenants(states, published, unsure).write.parquet(path)
     if count := row_count(path):
         is_small = _is_small(path, limit=settings.budgets.small_run_nodes)
@@ -70,6 +59,26 @@ def publish(
     for folder in (*left, path):
         shutil.rmtree(folder)
     return count
+
+
+def damaged_tenants(published: DataFrame, context: PublishContext) -> DataFrame:
+    """Return tenant_id of those whose files on disk are not their last published version."""
+    shards = Path(context.shards)
+    latest = latest_published(published).where("version IS NOT NULL")
+
+    def damaged(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            if not is_published(shards, row["tenant_id"], row["version"]):
+                yield {"tenant_id": row["tenant_id"]}
+
+    return map_rows(latest.select("tenant_id", "version"), damaged, struct({"tenant_id": TEXT}))
+
+
+def latest_published(published: DataFrame) -> DataFrame:
+    """Return the last state and version of every tenant: tenant_id, state, version."""
+    latest = F.max_by(F.struct("state", "version"), F.struct("published_at", "run_id"))
+    rows = published.groupBy("tenant_id").agg(latest.alias("latest"))
+    return rows.select("tenant_id", "latest.state", "latest.version")
 
 
 def _is_small(path: str, *, limit: int) -> bool:
@@ -111,8 +120,8 @@ def due_tenants(states: DataFrame, published: DataFrame, unsure: DataFrame) -> D
         published: Rows of `published`.
         unsure: tenant_id of those whose shard may be another than `published` says.
     """
-    latest = published.groupBy("tenant_id").agg(
-        F.max_by("state", F.struct("published_at", "run_id")).alias("published_state")
+    latest = latest_published(published).select(
+        "tenant_id", F.col("state").alias("published_state")
     )
     flagged = unsure.select("tenant_id").distinct().withColumn("is_unsure", F.lit(True))
     return (

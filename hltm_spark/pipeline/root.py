@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,26 +68,51 @@ class Root:
         return [str(folder) for folder in sorted(self.folder("publishing").glob("*"))]
 
 
-def open_root(path: str) -> Root:
+def open_root(path: str, *, levels: Sequence[str] | None = None, must_exist: bool = False) -> Root:
     """Return the root at a path, made where there is none.
 
+    Args:
+        path: Folder.
+        levels: Level names of the conf; a root keeps those that it was made with.
+        must_exist: Refuse to make a new one.
+
     Raises:
-        SettingsError: No path is set, or the folder holds a root of a newer format.
+        SettingsError: No path is set, nothing can be kept there, or the folder holds a root of
+            other levels or of a newer format.
     """
     if not path:
         raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
     folder = Path(path).expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "root.json"
-    if not file.exists():
-        _write_once(file, {"format_version": FORMAT_VERSION, "salt": secrets.token_hex(16)})
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if content["format_version"] != FORMAT_VERSION:
+    try:
+        if must_exist and not file.exists():
+            raise SettingsError(
+                f"no storage root in {folder}; pass another --root, or make one with `hltm ingest`"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            made = {"format_version": FORMAT_VERSION, "salt": secrets.token_hex(16)}
+            _write_once(file, {**made, "levels": list(levels or ())})
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version, salt = content["format_version"], content["salt"]
+    except OSError as error:
         raise SettingsError(
-            f"{file} has format version {content['format_version']!r}, "
-            f"this release reads {FORMAT_VERSION}; upgrade hltm-spark"
+            f"cannot keep a storage root in {folder}: {error.strerror}; pass another --root"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"{file} is damaged; put it back from a backup") from error
+    if version != FORMAT_VERSION:
+        raise SettingsError(
+            f"{file} has format version {version!r}, this release reads {FORMAT_VERSION}; "
+            "upgrade hltm-spark"
         )
-    return Root(path=str(folder), salt=content["salt"])
+    kept = content.get("levels")
+    if kept and levels and kept != list(levels):
+        raise SettingsError(
+            f"{folder} was made with the levels {'/'.join(kept)}, the conf has "
+            f"{'/'.join(levels)}; pass the conf that it was made with, or another --root"
+        )
+    return Root(path=str(folder), salt=salt)
 
 
 def _write_once(file: Path, content: dict[str, object]) -> None:

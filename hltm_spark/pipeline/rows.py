@@ -21,7 +21,9 @@ class _RejectedRow(HltmError):
     """Raised inside this module for one row that cannot be taken."""
 
 
-def to_document(raw: str, settings: Settings, *, salt: str) -> dict[str, Any]:
+def to_document(
+    raw: str, settings: Settings, *, salt: str, fault: str | None = None
+) -> dict[str, Any]:
     """Return the `documents` columns of one input row, with its operation as `op`.
 
     A row that cannot be taken comes back with `reason` set, and with whatever ids it had.
@@ -30,11 +32,14 @@ def to_document(raw: str, settings: Settings, *, salt: str) -> dict[str, Any]:
         raw: The row as one JSON object.
         settings: Levels and input mapping.
         salt: The root's salt, for the hashed keys.
+        fault: Why the row could not be read as it was meant, if so.
     """
     row: dict[str, Any] = {}
     try:
         fields = _json_object(raw)
         row.update(_claimed_ids(fields, settings))
+        if fault:
+            raise _RejectedRow(fault)
         return _document(fields, settings, salt=salt)
     except HltmError as error:
         return {**row, "reason": str(error), "raw": raw}

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from hltm_spark.core.config import Settings
 from hltm_spark.pipeline.index import run_pipeline
-from hltm_spark.pipeline.ingest import IngestReport, ingest, read_input
+from hltm_spark.pipeline.ingest import IngestReport, ingest
+from hltm_spark.pipeline.inputs import read_input
 from hltm_spark.pipeline.root import Root, open_root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import make_session

@@ -1,13 +1,17 @@
+import gzip
 import json
 
 import pytest
 from pyspark.sql import SparkSession
 
 from hltm_spark.core.errors import DataError
-from hltm_spark.pipeline.ingest import ingest, read_input, rows_of_frame
+from hltm_spark.pipeline.ingest import ingest
+from hltm_spark.pipeline.inputs import read_input, rows_of_frame
 from hltm_spark.pipeline.tables import DOCUMENTS, REJECTS
 from tests.builders import raw_document
 from tests.spark.conftest import Memory
+
+DELTA_COLUMNS = "contract string, doc_id string, text string"
 
 
 def ids(memory: Memory) -> set[tuple[str, str]]:
@@ -111,6 +115,64 @@ def test_every_format_gives_the_same_documents(memory: Memory, spark: SparkSessi
     for name in ("parquet", "delta", "csv", "json"):
         report = ingest(read_input(spark, [str(folder / name)]), memory.settings, memory.root)
         assert (name, report.taken, report.unchanged) == (name, 3, 3)
+
+
+def test_a_folder_of_everything_is_read_as_what_each_part_is(
+    memory: Memory, spark: SparkSession
+) -> None:
+    folder = memory.scratch / "a [new] folder"
+    (folder / "tables").mkdir(parents=True)
+    (folder / "_staging").mkdir()
+    table = folder / "tables" / "documents"
+    frame = spark.createDataFrame([("acme", "d1", "old"), ("acme", "d2", "x")], DELTA_COLUMNS)
+    frame.write.format("delta").save(str(table))
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE doc_id = 'd1'")  # its file is still there
+    header = "contract,doc_id,text"
+    (folder / "one.csv").write_text(f'{header}\nacme,d3,"a, b"\n', encoding="utf-8-sig")
+    (folder / "two.csv").write_text("text,doc_id,contract\r\nc,d4,acme\r\n", encoding="utf-8")
+    (folder / "empty.csv").write_text("", encoding="utf-8")
+    (folder / "three.jsonl.gz").write_bytes(
+        gzip.compress(b'{"contract": "acme", "doc_id": "d5", "text": "z"}\n')
+    )
+    (folder / "_staging" / "four.jsonl").write_text("not for reading", encoding="utf-8")
+
+    report = ingest(read_input(spark, [str(folder)]), memory.settings, memory.root)
+
+    assert (report.taken, report.rejected) == (4, 0)
+    texts = {row["doc_id"]: row["text"] for row in memory.read(DOCUMENTS).collect()}
+    assert texts == {"d2": "x", "d3": "a, b", "d4": "c", "d5": "z"}
+
+
+def test_rows_that_cannot_be_read_as_meant_are_rejected_alone(
+    memory: Memory, spark: SparkSession
+) -> None:
+    lines = [
+        '{"contract": "acme", "doc_id": "d1", "text": "schön"}',
+        json.dumps(raw_document("d2")),
+    ]
+    (memory.scratch / "latin.jsonl").write_bytes("\n".join(lines).encode("cp1252"))
+    rows = ["contract,doc_id,text", "acme,d3,a, b", "acme,d4", "acme,d5,schön", "acme,d6,good"]
+    (memory.scratch / "latin.csv").write_bytes("\n".join(rows).encode("cp1252"))
+    files = [str(memory.scratch / name) for name in ("latin.jsonl", "latin.csv")]
+
+    report = ingest(read_input(spark, files), memory.settings, memory.root)
+
+    assert (report.taken, report.rejected) == (2, 4)
+    assert ids(memory) == {("acme", "d2"), ("acme", "d6")}
+    reasons = {row["doc_id"]: row["reason"] for row in memory.read(REJECTS).collect()}
+    assert reasons["d1"].startswith("row is not UTF-8")
+    assert reasons["d5"].startswith("row is not UTF-8")
+    assert reasons["d3"] == reasons["d4"]
+    assert reasons["d3"].startswith("row has another number of fields than the header")
+
+
+def test_a_level_without_any_key_is_told(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
+    row = raw_document("d1")
+    row["projekt"] = row.pop("project")
+
+    memory.ingest(row)
+
+    assert "no row has a value in column 'project'" in caplog.text
 
 
 def test_typed_keys_are_never_turned_into_text(memory: Memory, spark: SparkSession) -> None:

@@ -1,9 +1,11 @@
+import shutil
+
 import pytest
 
 from hltm_spark.core.shard import current_version, tenant_folder
 from hltm_spark.pipeline.index import publish_only
 from hltm_spark.pipeline.tables import EMBEDDINGS
-from serving import MemoryReader, ScopeNotFound
+from serving import MemoryReader, ScopeNotFound, ShardCorrupt
 from tests.builders import raw_document
 from tests.spark.conftest import MakeMemory, Memory
 
@@ -68,6 +70,27 @@ def test_a_run_that_died_before_publishing_leaves_nothing_stale(memory: Memory) 
     assert run.tenants_published == 2
     assert reader(memory).scope("globex").show().document_count == 1
     assert publish_only(memory.spark, memory.settings, memory.root).tenants_published == 0
+
+
+def test_a_damaged_shard_is_published_again(memory: Memory) -> None:
+    memory.ingest(*ROWS)
+    memory.run(is_publishing=True)
+    before = shard_bytes(memory)
+    acme, globex = (memory.root.shards / tenant_folder(t) for t in ("acme", "globex"))
+    (acme / versions(memory)["acme"] / "facets.faiss").write_bytes(b"IxFI")
+    shutil.rmtree(globex)
+    with pytest.raises(ShardCorrupt, match="publish the tenant again"):
+        reader(memory).scope("acme").retrieve("location")
+
+    run = publish_only(memory.spark, memory.settings, memory.root)
+
+    assert run.tenants_published == 2
+    assert shard_bytes(memory) == before
+    (acme / "CURRENT").write_text("gone\n", encoding="utf-8")
+    with pytest.raises(ShardCorrupt, match="run `hltm publish`"):
+        reader(memory).scope("acme").retrieve("location")
+    assert publish_only(memory.spark, memory.settings, memory.root).tenants_published == 1
+    assert shard_bytes(memory) == before
 
 
 @pytest.mark.soak

@@ -64,6 +64,15 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path: Path) -> None:
         load_settings(str(broken))
 
 
+def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes("# é".encode("cp1252"))
+
+    with pytest.raises(SettingsError, match=r"latin\.toml is not UTF-8"):
+        load_settings(tmp_path / "latin.toml")
+    with pytest.raises(SettingsError, match="is a folder; pass a file in it"):
+        load_settings(tmp_path)
+
+
 def test_a_level_takes_its_key_from_its_column_or_its_name() -> None:
     settings = parse_settings({"levels": [{"name": "user", "column": "uid"}]}, name="x")
 
