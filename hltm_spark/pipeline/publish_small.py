@@ -30,7 +30,7 @@ from hltm_spark.pipeline.tables import DOCUMENTS, EMBEDDINGS, MEMORY, PUBLISHED,
 
 NODES_A_RUN, DOCUMENTS_A_RUN = 400, 400
 """Most nodes and documents that are listed, as multiples of `budgets.small_run_nodes`."""
-_CHANGED_NODES, _CHANGED_DOCUMENTS = 4, 20  # most of which the views are read, likewise
+_CHANGED_NODES, _CHANGED_DOCUMENTS = 8, 20  # most of which the views are read, likewise
 
 
 def publish_small(context: PublishContext, due: Sequence[Mapping[str, Any]]) -> bool:
