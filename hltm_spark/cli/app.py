@@ -4,11 +4,14 @@ Exit codes: 0 done, 2 wrong settings or data (do not retry), 3 stopped by a budg
 everything so far kept, 1 anything else (retry).
 """
 
+import errno
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 import click
 
@@ -26,6 +29,7 @@ from hltm_spark.core.errors import (
 )
 
 STOPPED, WRONG, FAILED = 3, 2, 1
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _MAY_PASS = (TooManyFailuresError, LlmError, EmbeddingError)
 """Errors that settings and data are not to blame for: endpoints that are down, for example."""
 
@@ -55,8 +59,13 @@ for verb in (ingest, index, update, plan, publish, verify, query, show, runs, da
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its code; SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run_command(arguments))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signal passes both
+    raise KeyboardInterrupt
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +85,9 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("hltm: stopped; what was paid for is kept, run it again to go on", err=True)
         return STOPPED
+    except OSError as error:
+        _tell(error)
+        return WRONG if error.errno in _NOT_ALLOWED else FAILED
     except Exception as error:  # noqa: BLE001 - the last line of defence turns it into a code
         _tell(error)
         return FAILED
@@ -92,6 +104,9 @@ def _tell(error: Exception) -> None:
     """Name an unexpected error without its message, which may hold document text."""
     if os.environ.get("HLTM_DEBUG"):
         traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED:
+        click.echo(f"hltm: cannot write {error.filename}: {error.strerror}", err=True)
+        return
     click.echo(
         f"hltm: unexpected {type(error).__name__}; set HLTM_DEBUG=1 for the traceback, which may "
         "show document text",

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ def _read(name: str) -> str:
         raise SettingsError(f"{name} is a folder; pass a file in it, e.g. --conf conf/hiring.toml")
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise SettingsError(f"{name} is not UTF-8; save it as UTF-8") from None
         except OSError as error:
@@ -97,8 +98,11 @@ def _explain(item: dict[str, Any]) -> str:
     location = [str(part) for part in item["loc"]]
     key = ".".join(location) or "settings"
     if item["type"] == "extra_forbidden":
-        section = ".".join(location[:-1])
-        return f"unknown key {location[-1]!r} in [{section}]; known keys: {_known(location[:-1])}"
+        section = f"[{'.'.join(location[:-1])}]" if location[:-1] else "the file's top level"
+        known = f"known keys: {_known(location[:-1])}"
+        if re.search("key|token|secret|password", location[-1]):
+            known += "; secrets come from the environment variable that api_key_env names"
+        return f"unknown key {location[-1]!r} in {section}; {known}"
     if item["type"] == "missing":
         return f"{key} is missing; add it" + (
             " ([[levels]] with name = ..., the tenant's level first)" if key == "levels" else ""

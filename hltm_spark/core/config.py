@@ -16,7 +16,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Level(_Section):
@@ -118,6 +118,15 @@ class ViewSettings(_Section):
     max_questions: Positive = 10
     min_support: Positive = 2
     evidence: EvidenceView = EvidenceView()
+
+    @model_validator(mode="after")
+    def _ordered_questions(self) -> Self:
+        if self.min_questions > self.max_questions:
+            raise ValueError(
+                f"views.min_questions must be at most views.max_questions {self.max_questions}, "
+                f"got {self.min_questions}"
+            )
+        return self
 
 
 class LlmSettings(_Section):

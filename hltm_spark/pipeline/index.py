@@ -133,7 +133,8 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
         run.finish("stopped" if isinstance(error, StoppedError) else "failed", str(error))
         raise
     except BaseException as error:
-        run.finish("failed", type(error).__name__)
+        is_asked = isinstance(error, KeyboardInterrupt)
+        run.finish("stopped" if is_asked else "failed", type(error).__name__)
         raise
     finally:
         _record(context)

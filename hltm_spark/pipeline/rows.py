@@ -145,6 +145,8 @@ def _text(fields: Mapping[str, Any], column: str, *, required: bool = False) -> 
     value = fields.get(column)
     if value is None and not required:
         return ""
+    if value is None:
+        raise _RejectedRow(f"{column} is missing; every row needs it")
     if not isinstance(value, str):
         raise _RejectedRow(f"{column} must be text, got {type(value).__name__}")
     if required and not value.strip():

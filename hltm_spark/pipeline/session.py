@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from hltm_spark.pipeline.jars import find_delta_jars
+from hltm_spark.pipeline.jars import JARS, REMEDY, DeltaJarsMissingError, find_delta_jars
 from hltm_spark.pipeline.java import find_java_home, wrap_java
 
 CATALOG = "spark.sql.catalog.spark_catalog"
@@ -37,7 +39,7 @@ def make_session(app_name: str, *, extra: Mapping[str, str] | None = None) -> Sp
 
     Raises:
         JavaNotFoundError: A local session finds no Java that fits.
-        DeltaJarsMissingError: A local session finds no Delta jars.
+        DeltaJarsMissingError: The session has no Delta.
     """
     if _is_running():
         session = SparkSession.builder.getOrCreate()
@@ -50,7 +52,20 @@ def make_session(app_name: str, *, extra: Mapping[str, str] | None = None) -> Sp
         return _local_session(app_name, extra or {})
     for name, value in TIME_ZONE.items():
         session.conf.set(name, value)
+    _check_delta(session)
     return session
+
+
+def _check_delta(session: SparkSession) -> None:
+    """Raise where the catalog cannot be loaded: nobody gave this session the Delta jars."""
+    try:
+        session.catalog.currentDatabase()
+    except (PySparkException, Py4JJavaError) as error:
+        packages = ",".join(f"{jar.organisation}:{jar.module}:{jar.revision}" for jar in JARS)
+        raise DeltaJarsMissingError(
+            f"this Spark session has no Delta; pass --packages {packages} to spark-submit, or "
+            f"--jars with the files that `{REMEDY}` prints"
+        ) from error
 
 
 def task_slots(spark: SparkSession) -> int:

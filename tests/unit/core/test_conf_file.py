@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,29 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "latin.toml")
     with pytest.raises(SettingsError, match="is a folder; pass a file in it"):
         load_settings(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    conf = tmp_path / "marked.toml"
+    conf.write_text('[[levels]]\nname = "user"\n', encoding="utf-8-sig")
+
+    assert load_settings(conf).level_names == ("user",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"retreival": {}}, "unknown key 'retreival' in the file's top level; known keys"),
+        ({"llm": {"api_key": "x"}}, "secrets come from the environment variable that api_key_env"),
+        ({"views": {"min_questions": 12}}, "must be at most views.max_questions 10, got 12"),
+        ({"llm": {"timeout_s": float("inf")}}, "llm.timeout_s: input should be a finite number"),
+    ],
+)
+def test_a_fault_comes_with_its_remedy(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({"levels": [{"name": "user"}], **raw}, name="my.toml")
+
+    assert message in str(caught.value)
 
 
 def test_a_level_takes_its_key_from_its_column_or_its_name() -> None:
