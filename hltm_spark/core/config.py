@@ -201,6 +201,11 @@ class EmbeddingSettings(_Section):
         """Model as tables and manifests record it: provider, model and dimension."""
         return f"{self.provider}:{self.model}:{self.dimension}"
 
+    @property
+    def is_paid(self) -> bool:
+        """True where vectors cost money, so that none may be lost."""
+        return self.provider != "wordllama"
+
 
 class Budgets(_Section):
     """Limits that keep a run or an answer within its bounds.

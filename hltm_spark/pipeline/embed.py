@@ -16,6 +16,9 @@ from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import EMBEDDINGS
 
+TEXTS_A_COMMIT = 20_000
+"""Paid vectors that a killed publishing may lose at most."""
+
 
 def open_texts(view_rows: DataFrame, embeddings: DataFrame, *, model: str, root: Root) -> DataFrame:
     """Return the texts that have no vector yet.

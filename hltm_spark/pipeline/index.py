@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import (
-    DataError,
     HltmError,
     LeaseLostError,
     StoppedError,
@@ -23,8 +22,9 @@ from hltm_spark.core.errors import (
 from hltm_spark.core.records import fingerprint
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.changes import NODE, changed_paths, few_paths, readable_feed, salted_key
+from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows
 from hltm_spark.pipeline.journal import FAILED, fold_journals, read_failures
@@ -34,7 +34,7 @@ from hltm_spark.pipeline.memory import WRITTEN, memory_changes
 from hltm_spark.pipeline.publish import publish
 from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
+from hltm_spark.pipeline.runs import FINISHED, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
 from hltm_spark.pipeline.tables import DOCUMENTS, FAILURES, MEMORY, RUNS, create_tables
 
@@ -171,39 +171,11 @@ def _paths(context: RunContext) -> tuple[DataFrame, list[Row] | None]:
     oldest = DOCUMENTS.committed_at(context.root.path, cursor.version + 1 if cursor else 1)
     if oldest is not None:
         run.freshness_s = round(max(0.0, (run.started_at - oldest).total_seconds()), 3)
-    if cursor is None or run.kind == "index" or _is_other_settings(cursor, run):
-        every = context.documents.select(*NODE).unionByName(context.memory.select(*NODE)).distinct()
-        return every, few_paths(every, limit=limit)
-    check_cursor(cursor, run)
-    unfinished = context.memory.where("status != 'complete'").select(*NODE)
-    if cursor.version == run.documents_version:
-        return unfinished, few_paths(unfinished, limit=limit)
-    window = {"start": cursor.version + 1, "end": run.documents_version}
-    with readable_feed(**window):
-        feed = changed_paths(context.spark, context.root, **window)
-        paths = feed.unionByName(unfinished).distinct()
-        return paths, few_paths(paths, limit=limit)
-
-
-def _is_other_settings(cursor: Cursor, run: Run) -> bool:
-    if cursor.settings_fingerprint == run.settings_fingerprint:
-        return False
-    logger.info("prompts, model or levels changed since the last run: every node is considered")
-    return True
-
-
-def check_cursor(cursor: Cursor, run: Run) -> None:
-    """Raise where the feed does not continue from the cursor.
-
-    Raises:
-        DataError: The documents table is another one than the last run read.
-    """
-    if cursor.table_id != run.documents_table_id or cursor.version > run.documents_version:
-        raise DataError(
-            "the documents table is not the one that the last run read (renamed, or made anew), "
-            "so its change feed does not continue; put that table back, or run `hltm index`, "
-            "which brings the memory to what is in this one"
-        )
+    every = "every node, as `index` does" if run.kind == "index" else ""
+    with considered_paths(context, cursor, every=every) as (paths, why):
+        few = few_paths(paths, limit=limit)
+    logger.info("considered: %s", why)
+    return paths, few
 
 
 def _merge(context: RunContext, outcome: Outcome) -> None:

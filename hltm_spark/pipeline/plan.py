@@ -21,11 +21,11 @@ from hltm_spark.core.records import fingerprint
 from hltm_spark.models.answering import EXTRACTIVE, REPAIR
 from hltm_spark.models.prices import cost
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.changes import NODE, changed_paths, few_paths, readable_feed
+from hltm_spark.pipeline.changes import few_paths
 from hltm_spark.pipeline.commits import Commits
+from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome
 from hltm_spark.pipeline.files import read_rows
-from hltm_spark.pipeline.index import check_cursor
 from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.partitions import map_rows
@@ -208,27 +208,10 @@ def _stored_sizes(context: PlanContext, paths: Iterable[Row]) -> dict[tuple[str,
 
 def _paths(context: PlanContext) -> tuple[DataFrame | None, str]:
     """Return the nodes that something happened to, None where there is none; and why these."""
-    run = context.run
-    documents, memory = context.documents.select(*NODE), context.memory.select(*NODE)
+    every = "every node, as if nothing were stored" if context.is_full else ""
     cursor = read_cursor(context.pinned(RUNS))
-    if context.is_full:
-        paths, why = documents, "every node, as if nothing were stored"
-    elif cursor is None:
-        paths, why = documents.unionByName(memory), "every node, since no run has finished yet"
-    elif cursor.settings_fingerprint != run.settings_fingerprint:
-        paths = documents.unionByName(memory)
-        why = "every node, since prompts, model or levels changed after the last run"
-    else:
-        check_cursor(cursor, run)
-        why = f"what changed after version {cursor.version} of the documents"
-        paths = context.memory.where("status != 'complete'").select(*NODE)
-        if cursor.version < run.documents_version:
-            window = {"start": cursor.version + 1, "end": run.documents_version}
-            with readable_feed(**window):
-                feed = changed_paths(context.spark, context.root, **window)
-                staged, count = context.stage(feed.unionByName(paths).distinct(), "paths")
-                return (staged if count else None), why
-    staged, count = context.stage(paths.distinct(), "paths")
+    with considered_paths(context, cursor, every=every) as (paths, why):
+        staged, count = context.stage(paths, "paths")
     return (staged if count else None), why
 
 

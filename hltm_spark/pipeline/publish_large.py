@@ -4,13 +4,14 @@ As in `publish_small`, every node is listed, and views are made only of those th
 """
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from hltm_spark.pipeline.changes import salted_key
-from hltm_spark.pipeline.embed import embed_texts, open_texts
+from hltm_spark.pipeline.embed import TEXTS_A_COMMIT, embed_texts, open_texts
 from hltm_spark.pipeline.files import row_count
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.publish_context import PublishContext
@@ -100,10 +101,15 @@ def _embed(context: PublishContext, rows: DataFrame) -> None:
     embedding, path = context.settings.embedding, context.staging("texts")
     texts = open_texts(rows, context.embeddings, model=embedding.model_name, root=context.root)
     texts.write.parquet(path)
-    if count := row_count(path):
-        staged = context.spark.read.schema(texts.schema).parquet(path)
-        slots = min(task_slots(context.spark), count)
-        context.commits.append(EMBEDDINGS, embed_texts(staged, embedding, slots=slots))
+    count = row_count(path)
+    if not count:
+        return
+    staged = context.spark.read.schema(texts.schema).parquet(path)
+    slots = min(task_slots(context.spark), count)
+    parts = ceil(count / TEXTS_A_COMMIT) if embedding.is_paid else 1
+    for part in range(parts):
+        chosen = staged.where(F.pmod(F.xxhash64("text_hash"), F.lit(parts)) == part)
+        context.commits.append(EMBEDDINGS, embed_texts(chosen, embedding, slots=slots))
 
 
 def _write_shards(context: PublishContext, rows: DataFrame) -> DataFrame:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hltm_spark.core.tree import salted_hash
-from hltm_spark.pipeline.embed import embedded_rows
+from hltm_spark.pipeline.embed import TEXTS_A_COMMIT, embedded_rows
 from hltm_spark.pipeline.files import read_rows, write_rows
 from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.shard_rows import (
@@ -130,9 +130,11 @@ def _vectors(
         for (tenant_id, text_hash), text in texts.items()
         if text and (tenant_id, text_hash) not in vectors
     ]
-    if waiting:
-        made = list(embedded_rows(waiting, context.settings.embedding))
-        _append(context, EMBEDDINGS, made)
+    embedding = context.settings.embedding
+    size = TEXTS_A_COMMIT if embedding.is_paid else max(1, len(waiting))
+    for first in range(0, len(waiting), size):
+        made = list(embedded_rows(waiting[first : first + size], embedding))
+        _append(context, EMBEDDINGS, made, name=f"embeddings-{first}")
         vectors |= {_text(row): row["vector"] for row in made}
     return vectors
 
@@ -151,10 +153,12 @@ def _move(
         row["tenant_key"] = salted_hash(row["tenant_id"], salt=context.root.salt)
     values = context.provenance()
     moved = move_into_place(staged, context.settings, shards=shards, values=values)
-    _append(context, PUBLISHED, moved)
+    _append(context, PUBLISHED, moved, name="published")
 
 
-def _append(context: PublishContext, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    path = context.staging(table.name)
+def _append(
+    context: PublishContext, table: Table, rows: Iterable[Mapping[str, Any]], *, name: str
+) -> None:
+    path = context.staging(name)
     write_rows(rows, table.schema, path)
     context.commits.append(table, context.spark.read.schema(table.schema).parquet(path))

@@ -3,10 +3,14 @@
 import pytest
 
 from hltm_spark.core.errors import LlmStopError, TooManyFailuresError
-from hltm_spark.pipeline.tables import FAILURES, LLM_CALLS, MEMORY
+from hltm_spark.pipeline import publish_large, publish_small
+from hltm_spark.pipeline.index import publish_only
+from hltm_spark.pipeline.tables import EMBEDDINGS, FAILURES, LLM_CALLS, MEMORY
 from serving import MemoryReader
 from tests.builders import raw_document
 from tests.llm_server import (
+    Call,
+    Reply,
     broken_json,
     content_filter_error,
     format_refused,
@@ -59,6 +63,40 @@ def test_a_tree_is_written_published_and_asked_through_the_faults_of_a_server(
     cited = {d for f in memory.nodes()["acme"]["facets"] for d in f["documents"]}
     assert cited
     assert cited <= {"d1", "d2"}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("small_run_nodes", [500, 0])
+def test_vectors_that_were_paid_before_a_failure_are_not_bought_again(
+    make_memory: MakeMemory, monkeypatch: pytest.MonkeyPatch, small_run_nodes: int
+) -> None:
+    monkeypatch.setattr(publish_small, "TEXTS_A_COMMIT", 5)
+    monkeypatch.setattr(publish_large, "TEXTS_A_COMMIT", 5)
+    asked: list[str] = []
+
+    def script(call: Call) -> Reply | None:
+        if "/embeddings" not in call.path:
+            return None
+        if call.body["input"] and len(asked) >= 8 and not is_healed:
+            return unauthorized()
+        asked.extend(call.body["input"])
+        return None
+
+    is_healed = False
+    with serve_llm(script, dimension=DIMENSION) as server:
+        budgets = {"small_run_nodes": small_run_nodes}
+        memory = served(make_memory, server.base_url, budgets=budgets)
+        memory.ingest(*ROWS)
+        memory.run()
+        with pytest.raises(Exception, match=r"401|api_key"):
+            publish_only(memory.spark, memory.settings, memory.root)
+        paid = memory.read(EMBEDDINGS).count()
+        is_healed = True
+        publish_only(memory.spark, memory.settings, memory.root)
+
+    assert paid >= 5
+    assert len(set(asked)) == memory.read(EMBEDDINGS).count()
+    assert len(asked) - len(set(asked)) <= 5, "no more than one commit's worth is lost"
 
 
 @pytest.mark.soak
