@@ -24,13 +24,21 @@ DELTA = {
 }
 # event times are UTC wherever the session runs
 TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}
+# a row may hold a whole prompt's input, some hundred kilobytes: thousands of them in one batch, as
+# the defaults have it, would take gigabytes a task
+BATCHES = {
+    "spark.sql.parquet.columnarReaderBatchSize": "128",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+}
 
 
 def make_session(app_name: str, *, extra: Mapping[str, str] | None = None) -> SparkSession:
     """Return a session with Delta.
 
     Under spark-submit, under Spark Connect, or where a session is active, it is the one configured
-    there; only Delta's extension and catalog, where they are not set, and the time zone are added.
+    there; only Delta's extension and catalog, where they are not set, the time zone, and what
+    bounds a batch of rows are added.
     Otherwise a local session is made.
 
     Args:
@@ -50,7 +58,7 @@ def make_session(app_name: str, *, extra: Mapping[str, str] | None = None) -> Sp
         session = _build(app_name, _unset_by_submit(DELTA))
     else:
         return _local_session(app_name, extra or {})
-    for name, value in TIME_ZONE.items():
+    for name, value in {**TIME_ZONE, **BATCHES}.items():
         session.conf.set(name, value)
     _check_delta(session)
     return session
@@ -131,6 +139,7 @@ def _local_settings(jars: Sequence[str], scratch: str) -> dict[str, str]:
     return {
         **DELTA,
         **TIME_ZONE,
+        **BATCHES,
         **executor_jars,
         "spark.master": master,
         # two jars are enough for tables addressed by path; no resolver at every start
