@@ -90,6 +90,28 @@ def test_a_question_leads_to_the_same_question_of_the_child_or_to_all_its_docume
     assert new.documents == ("d1", "d2")
 
 
+def test_an_answer_leads_to_the_facets_that_it_states() -> None:
+    below = child(
+        "acme/s1",
+        facets=(
+            facet("location", "Bergen", documents=("d1",)),
+            facet("location", "Oslo", documents=("d2",)),
+            facet("office", "Bergen", documents=("d3",)),
+            facet("seniority", "Os", documents=("d4",)),
+        ),
+    )
+
+    def documents(question: str, answer: str) -> tuple[str, ...]:
+        item = {"question": question, "answer": answer, "sources": ["acme/s1"]}
+        return (
+            assemble_views(node(below), {"question_answers": [item]}).question_answers[0].documents
+        )
+
+    assert documents("What is the typical location?", "bergen in 2 of 3, Oslo once") == ("d1", "d2")
+    assert documents("Where is it?", "Bergen") == ("d1", "d3")
+    assert documents("Where is it?", "Nobody knows") == ("d1", "d2", "d3", "d4")
+
+
 def test_documents_behind_one_item_are_bounded() -> None:
     given = node(*(document(f"d{n:03}") for n in range(100)))
 

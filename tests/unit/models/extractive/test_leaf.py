@@ -134,6 +134,32 @@ def test_a_question_and_its_reply_become_a_pair_without_you() -> None:
     assert values(fields, "Recruiter (Ada Lind)") == []
 
 
+@pytest.mark.parametrize(
+    "leaning",
+    [
+        "How often do you want to see them in the office?",
+        "Do you sponsor visas for this one?",
+        "Why would someone leave a good job for this?",
+        "What would go wrong if that stayed open?",
+        "Could it be done from home on Fridays?",
+    ],
+)
+def test_a_question_that_leans_on_what_was_said_before_is_not_kept(leaning: str) -> None:
+    text = (
+        f"Recruiter (Ada Lind): {leaning}\n"
+        "Manager (Bo Ek): Two days a week at most.\n"
+        f"Recruiter (Ada Lind): {leaning} How big is the platform team these days?\n"
+        "Manager (Bo Ek): Seven engineers.\n"
+    )
+    call = document("call", text=text)
+
+    asked = answers(write(node(call, node_id="acme/s1/007", level="project")))
+
+    assert [q for q in asked if q.startswith("On project")] == [
+        "On project 007: Ada Lind to Bo Ek: How big is the platform team these days?"
+    ]
+
+
 def test_a_repeated_label_with_sentences_is_no_speaker_without_a_second_one() -> None:
     fields = write(leaf("Candidate: Cy\nReason: too junior.\nCandidate: Di\nReason: too far."))
 
