@@ -5,8 +5,10 @@ changed since its last version.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hltm_spark.core.shard import has_versions, tenant_folder
 from hltm_spark.core.tree import salted_hash
 from hltm_spark.pipeline.embed import TEXTS_A_COMMIT, embedded_rows
 from hltm_spark.pipeline.files import read_rows, write_rows
@@ -40,11 +42,13 @@ def publish_small(context: PublishContext, due: Sequence[Mapping[str, Any]]) -> 
         context: The publishing.
         due: `DUE` rows.
     """
+    limit = context.settings.budgets.small_run_nodes
+    if sum(row["nodes"] for row in due if _is_new(context, row)) > limit * _CHANGED_NODES:
+        return False
     states = {row["tenant_id"]: row["state"] for row in due if row["state"] is not None}
     own = _own_documents(context, states)
     nodes = list(_nodes(context, states, own))
     changed = {_node(node) for node in nodes if not node["is_unchanged"]}
-    limit = context.settings.budgets.small_run_nodes
     documents = sum(len(own.get(node, ())) for node in changed)
     if len(changed) > limit * _CHANGED_NODES or documents > limit * _CHANGED_DOCUMENTS:
         return False
@@ -55,6 +59,12 @@ def publish_small(context: PublishContext, due: Sequence[Mapping[str, Any]]) -> 
     rows.sort(key=row_order)
     _move(context, rows, gone=[row for row in due if row["state"] is None])
     return True
+
+
+def _is_new(context: PublishContext, row: Mapping[str, Any]) -> bool:
+    """Return whether nothing can be taken over for a tenant: all of its nodes are to be written."""
+    tenant = Path(context.shards) / tenant_folder(row["tenant_id"])
+    return row["nodes"] is not None and not has_versions(tenant)
 
 
 def _node(row: Mapping[str, Any]) -> tuple[str, str]:
