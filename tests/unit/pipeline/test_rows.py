@@ -39,7 +39,7 @@ def test_keys_stay_as_they_are(project: str) -> None:
         ({"project": ""}, "project is empty"),
         ({"seat": None}, "seat is null but a level below it is not"),
         ({"contract": None}, "contract is null; every document needs its tenant"),
-        ({"doc_id": None}, "doc_id is empty|doc_id must be text"),
+        ({"doc_id": None}, "doc_id is missing; every row needs it"),
         ({"doc_id": " "}, "doc_id is empty"),
         ({"text": "\n "}, "text is empty"),
         ({"text": ["x"]}, "text must be text, got list"),
