@@ -1,6 +1,7 @@
 """Options that every verb has, and how a verb reports."""
 
 import functools
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import click
 
 from hltm_spark.core.conf_file import load_settings
 from hltm_spark.core.config import Settings
+from hltm_spark.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from hltm_spark.pipeline.root import Root
@@ -28,11 +30,15 @@ class Call:
         return self.settings.storage.root
 
     def open_root(self, *, must_exist: bool = True) -> "Root":
-        """Open the storage root; only `ingest` makes one.
+        """Open the storage root, as every verb of the pipeline does first; only `ingest` makes one.
 
         Raises:
-            SettingsError: It cannot be used with this conf, or is not there.
+            MissingExtraError: PySpark is not installed.
+            SettingsError: The root cannot be used with this conf, or is not there.
         """
+        if importlib.util.find_spec("pyspark") is None:
+            verb = click.get_current_context().command_path
+            raise MissingExtraError.for_extra(package="pyspark", extra="spark", used_by=verb)
         from hltm_spark.pipeline.root import open_root  # noqa: PLC0415 - query and show need none
 
         levels = self.settings.level_names

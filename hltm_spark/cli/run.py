@@ -1,6 +1,5 @@
 """Verbs that run the pipeline: ingest, index, update, publish, verify."""
 
-import importlib.util
 import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hltm_spark.cli.options import Call, common_options
-from hltm_spark.core.errors import FollowStoppedError, MissingExtraError
+from hltm_spark.core.errors import FollowStoppedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,13 +137,7 @@ def _run(
 
 
 def start_spark(app_name: str) -> "SparkSession":
-    """Return a session; the pipeline is imported here, so that the reader's verbs need no Spark.
-
-    Raises:
-        MissingExtraError: PySpark is not installed.
-    """
-    if importlib.util.find_spec("pyspark") is None:
-        raise MissingExtraError.for_extra(package="pyspark", extra="spark", used_by=app_name)
+    """Return a session; the pipeline is imported here, so that the reader's verbs need no Spark."""
     from hltm_spark.pipeline.session import make_session  # noqa: PLC0415
 
     logger.info("%s: starting Spark", app_name)
