@@ -5,24 +5,23 @@ evidence's dictionary; vectors go straight to their files, whose headers are pat
 """
 
 import json
-import struct
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
+from hltm_spark.core import shard_files
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import DataError
 from hltm_spark.core.shard import FORMAT_VERSION, VIEWS, Manifest, file_entry
+from hltm_spark.core.shard_files import ArrowFile, FlatIndexFile
 from hltm_spark.core.shard_lexical import LexicalWriter
 from hltm_spark.core.shard_previous import PreviousVersion
 from hltm_spark.core.tree import to_node_id
 
-BATCH_ROWS = 1024
 _TEXTS = pa.list_(pa.string())
 _ITEM = [("node", pa.int32()), ("has_vector", pa.bool_())]
 _SCHEMAS = {
@@ -106,9 +105,9 @@ class ShardWriter:
         self._folder, self._tenant_id = folder, tenant_id
         self._model, self._dimension = embedding_model, dimension
         self._tables = {
-            name: _Table(folder / f"{name}.arrow", _SCHEMAS[name]) for name in ("nodes", *VIEWS)
+            name: ArrowFile(folder / f"{name}.arrow", _SCHEMAS[name]) for name in ("nodes", *VIEWS)
         }
-        self._vectors = {view: _FlatIndex(folder / f"{view}.faiss", dimension) for view in VIEWS}
+        self._vectors = {view: FlatIndexFile(folder / f"{view}.faiss", dimension) for view in VIEWS}
         self._tree = _Tree()
         self._lexical = LexicalWriter(folder) if settings.views.evidence.enabled else None
         self._kind = "node"
@@ -178,8 +177,8 @@ class ShardWriter:
         unchanged, self._unchanged = self._unchanged, _Range()
         if self._previous is None:
             return
-        for begin in range(unchanged.begin, unchanged.end, BATCH_ROWS):
-            end = min(begin + BATCH_ROWS, unchanged.end)
+        for begin in range(unchanged.begin, unchanged.end, shard_files.BATCH_ROWS):
+            end = min(begin + shard_files.BATCH_ROWS, unchanged.end)
             row = unchanged.row + begin - unchanged.begin
             for view in VIEWS:
                 items, vectors = self._previous.items(view, begin, end, row=row)
@@ -238,110 +237,6 @@ class _Range:
         return self.end - self.begin
 
 
-class _Table:
-    """An Arrow file written in batches of a fixed size, wherever its rows come from."""
-
-    def __init__(self, file: Path, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._file = pa.OSFile(str(file), "wb")
-        self._writer = pa.ipc.new_file(self._file, schema)
-        self._rows: list[Mapping[str, Any]] = []
-        self._parts: list[pa.Table] = []
-        self._waiting = self._count = 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-        self._waiting += 1
-        if self._waiting >= BATCH_ROWS:
-            self._flush()
-
-    def add_table(self, table: pa.Table) -> None:
-        self._pack()
-        self._parts.append(table)
-        self._waiting += table.num_rows
-        if self._waiting >= BATCH_ROWS:
-            self._flush()
-
-    def close(self) -> int:
-        self._flush(smallest=1)
-        self._writer.close()
-        self._file.close()
-        return self._count
-
-    def release(self) -> None:
-        self._file.close()
-
-    def _pack(self) -> None:
-        if self._rows:
-            self._parts.append(pa.Table.from_pylist(self._rows, schema=self._schema))
-            self._rows = []
-
-    def _flush(self, smallest: int = BATCH_ROWS) -> None:
-        """Write full batches; a shorter one where `smallest` allows it.
-
-        Taking the rows copies them: a slice would bring along what stands behind it in its buffers.
-        """
-        self._pack()
-        if not self._parts:
-            return
-        rows = pa.concat_tables(self._parts)
-        while rows.num_rows >= smallest:
-            batch = rows.slice(0, BATCH_ROWS).combine_chunks()
-            copied = batch.take(np.arange(batch.num_rows)).combine_chunks()
-            self._writer.write_batch(copied.to_batches()[0])
-            rows = rows.slice(BATCH_ROWS)
-            self._count += batch.num_rows
-        self._parts = [rows] if rows.num_rows else []
-        self._waiting = rows.num_rows
-
-
-class _FlatIndex:
-    """A FAISS flat inner-product file: 45 bytes of header, then rows; the count comes last."""
-
-    def __init__(self, file: Path, dimension: int) -> None:
-        self._dimension, self._count = dimension, 0
-        self._file = file.open("wb")
-        self._file.write(self._header())
-
-    def add(self, vector: bytes) -> None:
-        values = np.frombuffer(vector, "<f4")
-        norm = float(np.linalg.norm(values))
-        if values.shape != (self._dimension,) or not abs(norm - 1.0) < 1e-3:
-            raise DataError(
-                f"vector has shape {values.shape} and length {norm:.4f}; "
-                f"a shard takes ({self._dimension},) of unit length"
-            )
-        self.add_rows(vector)
-
-    def add_rows(self, vectors: bytes) -> None:
-        self._file.write(vectors)
-        self._count += len(vectors) // (4 * self._dimension)
-
-    def close(self) -> int:
-        self._file.seek(0)
-        self._file.write(self._header())
-        self._file.close()
-        return self._count
-
-    def release(self) -> None:
-        self._file.close()
-
-    def _header(self) -> bytes:
-        """Return the header as faiss.write_index writes it for an IndexFlatIP."""
-        unused, is_trained, inner_product = 1 << 20, 1, 0
-        return struct.pack(
-            "<4siqqqbiQ",
-            b"IxFI",
-            self._dimension,
-            self._count,
-            unused,
-            unused,
-            is_trained,
-            inner_product,
-            self._count * self._dimension,
-        )
-
-
 class _Tree:
     """Nodes in tree order; a subtree ends where the first row outside it begins."""
 
@@ -370,7 +265,7 @@ class _Tree:
                 "fingerprint": body.get("fingerprint") or "",
             }
         )
-        if len(self._rows) == BATCH_ROWS:
+        if len(self._rows) == shard_files.BATCH_ROWS:
             self._pack()
         self._path.append((keys, row))
         self._last = keys

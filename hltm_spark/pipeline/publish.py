@@ -47,8 +47,8 @@ def publish(context: PublishContext, *, is_checking: bool) -> int:
     left, path = root.unfinished_publishing(), root.publishing(context.run_id)
     published = PUBLISHED.read(spark, root.path)
     states = tenant_states(context.memory, context.documents, settings)
-    unsure = (spark.read.schema(DUE).parquet(*left) if left else published).select("tenant_id")
-    unsure = unsure if left else unsure.limit(0)
+    unsure = spark.read.schema(DUE).parquet(*left) if left else published.limit(0)
+    unsure = unsure.select("tenant_id")
     if is_checking:
         unsure = unsure.unionByName(damaged_tenants(published, context))
     due_tenants(states, published, unsure).write.parquet(path)

@@ -65,8 +65,8 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> EndsWith:
         (LlmError("unavailable: x"), 1),
         (EmbeddingError("x"), 1),
         (ZeroDivisionError("x"), 1),
-        (OSError(errno.ENOSPC, "No space left on device", "/root/x"), 1),
-        (OSError(errno.EROFS, "Read-only file system", "/root/x"), 2),
+        (OSError(errno.ENOSPC, "No space left on device", "/full/x"), 1),
+        (OSError(errno.EROFS, "Read-only file system", "/full/x"), 2),
     ],
 )
 def test_an_error_decides_the_exit_code(
@@ -79,12 +79,12 @@ def test_an_unexpected_error_does_not_show_its_message(
     ends_with: EndsWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends_with(ValueError("text of a document"))
-    ends_with(OSError(errno.EACCES, "Permission denied", "/root/x"))
+    ends_with(OSError(errno.EACCES, "Permission denied", "/full/x"))
 
     shown = capsys.readouterr().err
     assert "text of a document" not in shown
     assert "hltm: unexpected ValueError; set HLTM_DEBUG=1" in shown
-    assert "hltm: cannot write /root/x: Permission denied" in shown
+    assert "hltm: cannot write /full/x: Permission denied" in shown
 
 
 def test_sigterm_ends_a_verb_as_ctrl_c_does() -> None:

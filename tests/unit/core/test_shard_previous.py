@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hltm_spark.core import shard_writer
+from hltm_spark.core import shard_files
 from hltm_spark.core.errors import DataError
 from hltm_spark.core.shard import publish_version, tenant_folder
 from hltm_spark.core.shard_previous import PreviousVersion
@@ -62,7 +62,7 @@ def test_unchanged_nodes_give_the_same_bytes(
     levels = [{"name": "contract"}, {"name": "seat"}]
     conf = shard_settings(levels=levels, views=views)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_writer, "BATCH_ROWS", batch_rows)
+        patch.setattr(shard_files, "BATCH_ROWS", batch_rows)
         staged = write_shard(scratch / "before", nodes_of(before), conf)
         previous = published(scratch / "shards", staged)
         assert previous is not None
