@@ -6,6 +6,8 @@ number that is the same everywhere and rather too high than too low.
 
 import re
 
+import numpy as np
+
 _PIECE = re.compile(
     r"[A-Za-z]{1,4}"
     r"|[0-9]{1,2}"
@@ -17,6 +19,22 @@ _PIECE = re.compile(
 )
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 
+_LETTER, _DIGIT, _MARK, _END, _BLANK = range(5)
+_LONG_ENOUGH = 2000  # characters from which counting runs of bytes is faster
+
+
+def _class_of(character: str) -> int:
+    if character.isalpha():
+        return _LETTER
+    if character.isdigit():
+        return _DIGIT
+    if character == "\n":
+        return _END
+    return _BLANK if character.isspace() else _MARK
+
+
+_CLASSES = bytes(_class_of(chr(code)) for code in range(128)) + bytes(128)
+
 
 def estimate_tokens(text: str) -> int:
     """Return a number of tokens that is rarely below the true one.
@@ -26,7 +44,26 @@ def estimate_tokens(text: str) -> int:
     for a character beyond the basic plane (emoji). Against o200k_base this gave 1.4 times the true
     count for English, 1.0 to 1.8 for other scripts, up to 2.8 for Hindi.
     """
+    if len(text) >= _LONG_ENOUGH and text.isascii():
+        return _count_ascii(text)
     return len(_PIECE.findall(text)) + 2 * len(_ASTRAL.findall(text))
+
+
+def _count_ascii(text: str) -> int:
+    """Return what `estimate_tokens` returns, of a text in ASCII: several times faster."""
+    classes = np.frombuffer(text.encode("ascii").translate(_CLASSES), np.uint8)
+    starts = np.flatnonzero(np.concatenate([[True], classes[1:] != classes[:-1]]))
+    lengths, kinds = np.diff(np.append(starts, len(classes))), classes[starts]
+    blanks = lengths[kinds == _BLANK]
+    counts = (
+        -(-lengths[kinds == _LETTER] // 4),
+        -(-lengths[kinds == _DIGIT] // 2),
+        lengths[kinds == _MARK],
+        np.ones_like(lengths[kinds == _END]),
+        blanks // 16,
+        blanks % 16 >= 2,
+    )
+    return int(sum(count.sum() for count in counts))
 
 
 def cut_to_tokens(text: str, limit: int) -> str:

@@ -48,7 +48,7 @@ def split_input(node: NodeInput, prompts: NodePrompts) -> tuple[Group, ...]:
     attributes of the size of the budget): then the node itself is too long.
     """
     room = prompts.room(node)
-    if sum(item_tokens(item, prompts) for item in _items(node)) <= room:
+    if node_tokens(node, prompts) <= room:
         return ()
     items = [smaller for item in _items(node) for smaller in fit_item(item, room, prompts)]
     members: dict[str, list[Item]] = {}
@@ -119,9 +119,14 @@ def to_child(group: Group, views: Views) -> Child:
     )
 
 
-def item_tokens(item: Document | Child, prompts: NodePrompts) -> int:
+def item_tokens(item: Item, prompts: NodePrompts) -> int:
     """Return the tokens that an item takes in a prompt, with the line end that parts it."""
     return estimate_tokens(prompts.shown(item)) + 1
+
+
+def node_tokens(node: NodeInput, prompts: NodePrompts) -> int:
+    """Return the sum of `item_tokens` of a node's items: no token reaches over a line end."""
+    return estimate_tokens("".join(f"{prompts.shown(item)}\n" for item in _items(node)))
 
 
 def shrink_child(child: Child, limit: int, prompts: NodePrompts) -> Child:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hltm_spark.core.records import NodeInput
+
 TRUNCATED = "truncated"
 FILTERED = "filtered"
 MALFORMED = "malformed"
@@ -32,10 +34,12 @@ class Request:
         output: Key of `core.prompts.OUTPUTS`: the response keys that are wanted.
         system: Rendered system message.
         user: Rendered user message.
-        payload: The same input as plain values: `NodeInput.to_dict()` for leaf/ and parent/ tasks
-            (plus `summary` for one_sentence_summary), for query/facets {"query"}, for query/answer
-            {"query", "context": [{"node_id", "level", "view", "name", "text", ...}]}. Only the
-            extractive provider reads it.
+        payload: The same input as plain values, which only the extractive provider reads: for
+            query/facets {"query"}, for query/answer {"query", "context": [{"node_id", "level",
+            "view", "name", "text", ...}]}; for leaf/ and parent/ tasks `NodeInput.to_dict()`, plus
+            `summary` for one_sentence_summary, left out for any other provider, and `group` where
+            the node is a group of a larger one's items.
+        node: What a leaf/ or parent/ task is about.
     """
 
     task: str
@@ -43,6 +47,7 @@ class Request:
     system: str
     user: str
     payload: Mapping[str, Any] = field(default_factory=dict)
+    node: NodeInput | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,9 @@ class NodePrompts:
                 limit = max(0, estimate_tokens(values["summary"]) - excess)
                 values["summary"] = cut_to_tokens(values["summary"], limit)
                 system, user = prompt.render(values)
-        payload = node.to_dict() if summary is None else {**node.to_dict(), "summary": summary}
+        payload: dict[str, Any] = {}
+        if self.model == EXTRACTIVE:
+            payload |= node.to_dict() | ({} if summary is None else {"summary": summary})
         if is_group:
             payload["group"] = True
         return Request(
@@ -131,6 +133,7 @@ class NodePrompts:
             system=system,
             user=user,
             payload=payload,
+            node=node,
         )
 
     def request_hash(self, request: Request, *, tenant_id: str) -> str:

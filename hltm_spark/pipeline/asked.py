@@ -1,16 +1,15 @@
 """One input of a small run, or one group of a wide one, and what was answered on it."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from hltm_spark.core.prompts import TASKS
 from hltm_spark.core.records import NodeInput, Views
-from hltm_spark.models.fan_in import Group, next_input, split_input
+from hltm_spark.models.fan_in import Group, next_input, node_tokens, split_input
 from hltm_spark.models.requests import WAVES, NodePrompts
-from hltm_spark.pipeline.memory import answered_summary, answered_views
-from hltm_spark.pipeline.requests import payload_of, to_node_input
+from hltm_spark.pipeline.memory import answered_summary, answered_views, written_node
+from hltm_spark.pipeline.requests import InputRecord, to_node_input
 
 Key = tuple[str, str]
 """tenant_id, request_hash."""
@@ -23,6 +22,7 @@ class Asked:
     row: Mapping[str, Any]
     node: NodeInput
     is_group: bool = False
+    is_wide: bool = False
     responses: dict[str, str] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     parts: dict[str, "Asked"] = field(default_factory=dict)
@@ -30,14 +30,29 @@ class Asked:
     waiting: dict[Key, str] = field(default_factory=dict)
 
     @classmethod
-    def from_folded(cls, folded: Sequence[Mapping[str, Any]]) -> "Asked":
-        """Return a node from what `fold_items` yields of it: its items too where it is wide."""
-        row = folded[-1]
-        if "payload" in row:
-            return cls(row, NodeInput.from_dict(json.loads(row["payload"])))
-        bodies = [json.loads(item["item"]) for item in folded[:-1]]
-        identity = {name: row[name] for name in ("tenant_id", "node_id", "level")}
-        return cls(row, to_node_input(bodies, **identity))
+    def of_items(
+        cls,
+        columns: Mapping[str, Any],
+        items: Sequence[Mapping[str, Any]],
+        prompts: NodePrompts,
+        *,
+        level: str,
+    ) -> Self:
+        """Return a node from its items, with the fingerprint that `fold_items` gives it.
+
+        Args:
+            columns: `IDENTITY` of the node.
+            items: Rows of `document_item` and `child_item`, in order.
+            prompts: Decide the fingerprint.
+            level: The level's name in conf.
+        """
+        record = InputRecord()
+        values = [item["item"] for item in items if record.note(item, item["item"])]
+        identity = {name: columns[name] for name in ("tenant_id", "node_id")}
+        node = to_node_input(values, level=level, **identity)
+        is_wide = node_tokens(node, prompts) > prompts.room(node)
+        row = {**columns, "level": level, **record.columns(prompts, is_wide=is_wide)}
+        return cls(row, node, is_wide=is_wide)
 
     @property
     def tenant_id(self) -> str:
@@ -46,7 +61,7 @@ class Asked:
 
     def split(self, prompts: NodePrompts) -> bool:
         """Split the input into groups where it is beyond the budget; tell whether it is."""
-        self.groups = split_input(self.node, prompts)
+        self.groups = split_input(self.node, prompts) if self.is_wide else ()
         return bool(self.groups)
 
     def ask_group(self, group: Group) -> "Asked | None":
@@ -88,8 +103,8 @@ class Asked:
                 "level": self.node.level,
                 "task": task,
                 "request_hash": key,
-                "summary": summary,
-                "payload": payload_of(self.node, is_group=self.is_group),
+                "request": request,
+                "source_ids": self.node.source_ids,
             }
 
     def take(self, responses: Mapping[Key, str]) -> None:
@@ -99,12 +114,7 @@ class Asked:
                 self.responses[task] = responses[key]
         self.waiting = {}
 
-    def answered(self) -> dict[str, Any]:
-        """Return the node's row for `written_nodes`: without any response where a group failed."""
+    def written(self, prompts: NodePrompts, *, run_id: str) -> dict[str, Any]:
+        """Return the node's `WRITTEN` row: without any response where a group failed."""
         responses = {} if self.is_failed else self.responses
-        entries = [{"task": task, "response": text} for task, text in responses.items()]
-        return {
-            **self.row,
-            "payload": payload_of(self.node, is_group=False),
-            "responses": entries,
-        }
+        return written_node(self.row, self.node, responses, prompts, run_id=run_id)

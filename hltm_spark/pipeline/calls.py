@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -92,97 +92,110 @@ def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFr
 
 
 def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
-    """Answer the requests of one partition, `window` at a time.
-
-    A request that fails is noted beside the journal; only a bug raises. After an error that no
-    further request can survive, no worker of the run makes another call.
+    """Answer the requests of one partition: `OPEN_REQUEST` rows.
 
     Yields:
         Paid answers as `llm_calls` rows, in order of completion.
     """
-    journal = Journal.start(Path(call.journal))
-    client: LlmClient | None = None
-    source = iter(rows)
-    try:
-        client = call.make_client(call.settings)
-        with ThreadPoolExecutor(call.window, thread_name_prefix="hltm-call") as pool:
-            yield from _drain(source, pool, _Caller(client=client, journal=journal, call=call))
-    except LlmStopError as error:
-        journal.stop(str(error))
-    finally:
-        journal.close()
-        if client is not None:
-            client.close()
+    with Caller(call) as caller:
+        yield from caller.answers(rows)
 
 
-def _drain(
-    source: Iterator[Mapping[str, Any]], pool: ThreadPoolExecutor, caller: "_Caller"
-) -> Iterator[dict[str, Any]]:
-    pending: set[Future[list[dict[str, Any]]]] = set()
-    for row in source:
-        pending.add(pool.submit(caller.answer, dict(row)))
-        if len(pending) >= caller.call.window:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield from future.result()
-    for future in pending:
-        yield from future.result()
+def render(row: Mapping[str, Any], prompts: NodePrompts) -> tuple[Request, tuple[str, ...]]:
+    """Return the request of an `OPEN_REQUEST` row, and the ids that its prompt shows."""
+    payload = json.loads(row["payload"])
+    node, is_group = NodeInput.from_dict(payload), bool(payload.get("group"))
+    request = prompts.request(node, row["task"], summary=row["summary"], is_group=is_group)
+    return request, node.source_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Caller:
-    """Answers one request in a thread."""
+class Caller:
+    """One worker's client, its threads and its journal, until it is closed.
 
-    client: LlmClient
-    journal: Journal
-    call: CallSettings
+    A request that fails is noted beside the journal; only a bug raises. After an error that no
+    further request can survive, no worker of the run makes another call.
+    """
 
-    def answer(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def __init__(self, call: CallSettings) -> None:
+        self._call = call
+        self._client = call.make_client(call.settings)
+        self._journal = Journal.start(Path(call.journal))
+        self._pool = ThreadPoolExecutor(call.window, thread_name_prefix="hltm-call")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what is in flight, and release connections and files."""
+        self._pool.shutdown()
+        self._journal.close()
+        self._client.close()
+
+    def answers(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield paid answers as `llm_calls` rows, in order of completion.
+
+        Args:
+            rows: `OPEN_REQUEST` columns; request and source_ids, where there are, stand for
+                summary and payload.
+        """
+        pending: set[Future[list[dict[str, Any]]]] = set()
+        for row in rows:
+            pending.add(self._pool.submit(self._answer, row))
+            if len(pending) >= self._call.window:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield from future.result()
+        for future in pending:
+            yield from future.result()
+
+    def _answer(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         paid: list[dict[str, Any]] = []
-        if self.journal.stopped():
+        if self._journal.stopped():
             return paid
         try:
             self._ask(row, paid)
         except LlmStopError as error:
-            self.journal.stop(str(error))
+            self._journal.stop(str(error))
         except LlmError as error:
             kind, _, detail = str(error).partition(": ")
-            self.journal.note_failure(
+            self._journal.note_failure(
                 {
                     **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "task")},
                     "kind": kind,
                     "reason": detail,
                     "tries": max(1, len(paid)),
-                    "run_id": self.call.run_id,
+                    "run_id": self._call.run_id,
                 }
             )
         return paid
 
-    def _ask(self, row: dict[str, Any], paid: list[dict[str, Any]]) -> None:
-        payload = json.loads(row["payload"])
-        node, prompts = NodeInput.from_dict(payload), self.call.prompts
-        is_group = bool(payload.get("group"))
-        request = prompts.request(node, row["task"], summary=row["summary"], is_group=is_group)
+    def _ask(self, row: Mapping[str, Any], paid: list[dict[str, Any]]) -> None:
+        prompts = self._call.prompts
+        is_rendered = "request" in row
+        request, ids = (row["request"], row["source_ids"]) if is_rendered else render(row, prompts)
         self._check_size(request)
 
         def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
-            answer = _paid(row, sent, completion, self.call)
+            answer = _paid(row, sent, completion, self._call)
             answer["is_usable"] = usable
-            self.journal.append(answer)
+            self._journal.append(answer)
             paid.append(answer)
 
         ask(
-            self.client,
+            self._client,
             request,
-            source_ids=node.source_ids,
+            source_ids=ids,
             on_completion=record,
             max_questions=prompts.max_questions,
             repair=prompts.prompts[REPAIR],
         )
 
     def _check_size(self, request: Request) -> None:
-        limit = self.call.settings.budgets.max_input_tokens
-        if self.client.model == "extractive":
+        limit = self._call.settings.budgets.max_input_tokens
+        if self._client.model == "extractive":
             return
         tokens = estimate_tokens(request.system) + estimate_tokens(request.user)
         if tokens > limit:

@@ -1,6 +1,8 @@
 """Rows of data files in this process, where a Spark job would cost more than the rows are worth."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -13,25 +15,63 @@ from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
-from hltm_spark.pipeline.tables import arrow
+from hltm_spark.pipeline.tables import Table, arrow
+
+_FORMAT = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
 
 
-def row_count(path: str, where: pc.Expression | None = None) -> int:
-    """Return the rows of a staged folder, or those that fulfil a condition: no Spark job."""
-    return int(dataset(path, format="parquet").count_rows(filter=where))
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """The data files of a root's tables by version, each asked for once: a version never changes.
+
+    For one run only: a table that is dropped and made anew counts its versions from 0 again.
+    """
+
+    spark: SparkSession
+    root: str
+    _known: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+
+    def of(self, table: Table, *, version: int | None = None) -> list[str]:
+        """Return the paths of a version's data files, of the latest where none is given."""
+        version = table.version(self.root) if version is None else version
+        key = (table.name, version)
+        if key not in self._known:
+            self._known[key] = table.files(self.spark, self.root, version=version)
+        return self._known[key]
+
+    def prepare(self, *tables: Table) -> None:
+        """Look up the latest versions of some tables side by side."""
+        with ThreadPoolExecutor(len(tables)) as pool:
+            list(pool.map(self.of, tables))
+
+
+def row_count(path: str | Sequence[str], where: pc.Expression | None = None) -> int:
+    """Return the rows of a folder or of some files, or those that fulfil a condition: no job."""
+    if not path:
+        return 0
+    source = path if isinstance(path, str) else list(path)
+    return int(dataset(source, format="parquet").count_rows(filter=where))
 
 
 def read_rows(
-    files: Sequence[str], columns: Sequence[str], *, where: Mapping[str, Iterable[str]]
+    files: Sequence[str],
+    columns: Sequence[str],
+    *,
+    where: Mapping[str, Iterable[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows of data files that match, read in this process; few must match.
 
     Args:
-        files: From `Table.files`.
+        files: From `DataFiles`.
         columns: Wanted columns.
-        where: Values by column; a row matches where every column has one of its values.
+        where: Values by column; a row matches where every column has one of its values. Every row
+            where it is not given.
     """
-    return list(_scan(files, columns, where).to_pylist()) if files else []
+    if not files:
+        return []
+    if where is None:
+        return list(dataset(list(files), format=_FORMAT).to_table(list(columns)).to_pylist())
+    return list(_scan(files, columns, where).to_pylist())
 
 
 def read_sizes(files: Sequence[str], column: str, *, where: Mapping[str, Iterable[str]]) -> int:
@@ -47,12 +87,11 @@ def _scan(
 ) -> pa.Table:
     """Return the rows that match; of files without any, only the columns asked about are read."""
     wanted = (pc.field(name).isin(pa.array(set(v), pa.string())) for name, v in where.items())
-    options = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
     columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
     matching = reduce(and_, wanted)
-    given = dataset(list(files), format=options)
+    given = dataset(list(files), format=_FORMAT)
     hits = [f.path for f in given.get_fragments() if f.count_rows(filter=matching)]
-    return dataset(hits or files[:1], format=options, schema=given.schema).to_table(
+    return dataset(hits or files[:1], format=_FORMAT, schema=given.schema).to_table(
         columns=columns, filter=matching
     )
 
@@ -61,7 +100,9 @@ def write_rows(rows: Iterable[Mapping[str, Any]], schema: t.StructType, path: st
     """Write rows that are in this process as one Parquet file of a new folder: no Spark job."""
     folder = Path(path)
     folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow(schema)), folder / "rows.parquet")
+    scratch = folder / ".rows.parquet"  # readers pass over it: a torn file is never seen
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow(schema)), scratch)
+    scratch.rename(folder / "rows.parquet")
 
 
 def local_rows(

@@ -184,7 +184,7 @@ def fold_groups(
         if group[0]["is_single"]:
             yield {**first, "item": group[0]["item"]}
             continue
-        node = _node(group[0], (json.loads(row["item"]) for row in group))
+        node = _node(group[0], (row["item"] for row in group))
         yield {**first, **input_columns(node, prompts, is_group=True)}
 
 
@@ -234,13 +234,14 @@ def _refold(rows: Iterable[Mapping[str, Any]], prompts: NodePrompts) -> Iterator
     if is_failed:
         yield {**{n: first[n] for n in _NODE}, **input_columns(_empty(first), prompts)}
     elif held and tokens <= room:
-        node = _node(first, (json.loads(row["item"]) for row in held))
+        node = _node(first, (row["item"] for row in held))
         yield {**{n: first[n] for n in _NODE}, **input_columns(node, prompts)}
 
 
-def _node(row: Mapping[str, Any], bodies: Iterable[Mapping[str, Any]]) -> NodeInput:
+def _node(row: Mapping[str, Any], items: Iterable[str]) -> NodeInput:
+    """Return the input of a node from its items as JSON, in order."""
     identity = {name: row[name] for name in ("tenant_id", "node_id", "level")}
-    return to_node_input(bodies, **identity)
+    return to_node_input((to_item(json.loads(item)) for item in items), **identity)
 
 
 def _empty(row: Mapping[str, Any]) -> NodeInput:

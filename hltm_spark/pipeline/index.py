@@ -26,7 +26,7 @@ from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome, RunContext
-from hltm_spark.pipeline.files import local_rows
+from hltm_spark.pipeline.files import DataFiles, local_rows, row_count
 from hltm_spark.pipeline.journal import FAILED, fold_journals, read_failures
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.levels import write_levels
@@ -36,7 +36,16 @@ from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import FINISHED, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
-from hltm_spark.pipeline.tables import DOCUMENTS, FAILURES, MEMORY, RUNS, create_tables
+from hltm_spark.pipeline.tables import (
+    DOCUMENTS,
+    EMBEDDINGS,
+    FAILURES,
+    LLM_CALLS,
+    MEMORY,
+    PUBLISHED,
+    RUNS,
+    create_tables,
+)
 
 logger = logging.getLogger("hltm_spark")
 
@@ -83,6 +92,7 @@ def run_pipeline(
             run=run,
             prompts=prompts,
             commits=Commits(spark, root.path, lease),
+            files=DataFiles(spark, root.path),
         )
         _run(context, is_publishing=is_publishing)
     return run
@@ -95,7 +105,8 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
     with hold_lease(root, verb="publish", run_id=run.run_id, ttl_s=ttl_s) as lease:
         create_tables(spark, root.path)
         commits = Commits(spark, root.path, lease)
-        cursor = read_cursor(RUNS.read(spark, root.path))
+        files = DataFiles(spark, root.path)
+        cursor = read_cursor(files.of(RUNS))
         try:
             if cursor is not None:
                 run.documents_version = cursor.version
@@ -105,6 +116,7 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
                         settings=settings,
                         root=root,
                         commits=commits,
+                        files=files,
                         run_id=run.run_id,
                         documents_version=cursor.version,
                     )
@@ -121,6 +133,7 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
     try:
         with run.timed("prepare"):
             fold_journals(context.spark, root, context.commits)
+            context.files.prepare(MEMORY, LLM_CALLS, FAILURES, RUNS, EMBEDDINGS, PUBLISHED)
             _pin(context)
         with run.timed("changes"):
             paths, few = _paths(context)
@@ -161,13 +174,13 @@ def _pin(context: RunContext) -> None:
     run.settings_fingerprint = fingerprint(
         context.prompts.fingerprint, context.settings.level_names
     )
-    run.documents = context.documents.count()
+    run.documents = row_count(context.files.of(DOCUMENTS, version=run.documents_version))
 
 
 def _paths(context: RunContext) -> tuple[DataFrame, list[Row] | None]:
     """Return the nodes that something happened to, as a frame, and as rows where they are few."""
     run, limit = context.run, context.settings.budgets.small_run_nodes
-    cursor = read_cursor(RUNS.read(context.spark, context.root.path))
+    cursor = read_cursor(context.files.of(RUNS))
     oldest = DOCUMENTS.committed_at(context.root.path, cursor.version + 1 if cursor else 1)
     if oldest is not None:
         run.freshness_s = round(max(0.0, (run.started_at - oldest).total_seconds()), 3)
@@ -199,10 +212,10 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     """Bring `failures` up to date: what failed in this run, without what has now succeeded."""
     spark, root = context.spark, context.root
     node = ["tenant_id", "node_id"]
-    stored = FAILURES.read(spark, root.path)
     failed = read_failures(spark, context.journal)
-    if failed is None and stored.isEmpty():
+    if failed is None and not context.files.of(FAILURES):
         return
+    stored = FAILURES.read(spark, root.path)
     fresh = (spark.createDataFrame([], FAILED) if failed is None else failed).withColumn(
         "node_key", salted_key("node_id", root)
     )
@@ -244,6 +257,7 @@ def _publish(context: RunContext) -> None:
             settings=context.settings,
             root=context.root,
             commits=context.commits,
+            files=context.files,
             run_id=run.run_id,
             documents_version=run.documents_version,
         )

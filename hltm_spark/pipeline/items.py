@@ -1,16 +1,17 @@
 """Items: what a node is written from, its own documents and its children's memories.
 
-An item is one row with its place among the node's items, its id and fingerprint, and its content as
-JSON; as expressions for frames, and as functions for rows that this process reads itself.
+An item is one row with its place among the node's items, its id and fingerprint, and its content:
+as JSON by expressions for frames, as a value by functions for rows that this process reads itself.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+
+from hltm_spark.core.records import Child, Document
 
 NODE_ID = ["tenant_id", "node_id"]
 CHILD_FIELDS = (
@@ -83,7 +84,7 @@ def _child_columns(names: Mapping[str, str]) -> list[Column]:
 
 
 def document_item(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item columns of a row of `documents`, as `document_items` has them."""
+    """Return the item columns of a row of `documents` as `document_items` has them, as a value."""
     time = row["event_time"]
     body = {name: row[name] for name in ("doc_id", "text", "kind", "author")}
     body |= {"event_time": to_iso_time(time), "metadata": dict(row["metadata"] or ())}
@@ -93,18 +94,18 @@ def document_item(row: Mapping[str, Any]) -> dict[str, Any]:
         "item_id": row["doc_id"],
         "item_fingerprint": row["content_hash"],
         "item_status": "complete",
-        "item": json.dumps(body, ensure_ascii=False),
+        "item": Document.from_dict(body),
     }
 
 
 def child_item(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item columns of a row of `memory`, as `child_items` has them."""
+    """Return the item columns of a row of `memory` as `child_items` has them, as a value."""
     return {
         "place": {"rank": 0, "undated": False, "micros": None, "key": list(written["keys"])},
         "item_id": written["node_id"],
         "item_fingerprint": written["memory_fingerprint"],
         "item_status": written["status"],
-        "item": json.dumps({name: written[name] for name in CHILD_FIELDS}, ensure_ascii=False),
+        "item": Child.from_dict({name: written[name] for name in CHILD_FIELDS}),
     }
 
 

@@ -53,22 +53,41 @@ def written_nodes(
     rows: Iterable[Mapping[str, Any]], prompts: NodePrompts, *, run_id: str
 ) -> Iterator[dict[str, Any]]:
     """Yield `WRITTEN` rows; a node with a failed task or a missing child is `partial`."""
-    tasks = TASKS[prompts.layout]
     for row in rows:
         node = NodeInput.from_dict(json.loads(row["payload"]))
         responses = {entry["task"]: entry["response"] for entry in row["responses"] or ()}
-        views = answered_views(node, responses, prompts).to_dict()
-        failed = [task for task in tasks if task not in responses]
-        yield {
-            **{name: row[name] for name in IDENTITY},
-            **{name: row[name] for name in ("level", "sources", "latest_at", "missing")},
-            **views,
-            "status": "partial" if failed or row["missing"] else "complete",
-            "input_fingerprint": row["input_fingerprint"],
-            "memory_fingerprint": fingerprint(views, row["latest_at"], row["sources"]),
-            "run_id": run_id,
-            "failed_tasks": failed,
-        }
+        yield written_node(row, node, responses, prompts, run_id=run_id)
+
+
+def written_node(
+    row: Mapping[str, Any],
+    node: NodeInput,
+    responses: Mapping[str, str],
+    prompts: NodePrompts,
+    *,
+    run_id: str,
+) -> dict[str, Any]:
+    """Return the `WRITTEN` row of one node.
+
+    Args:
+        row: The columns of `INPUTS` before `payload`.
+        node: What the node was written from, within one prompt.
+        responses: Usable responses by task.
+        prompts: The layout says which tasks a complete node has.
+        run_id: Recorded with the node.
+    """
+    views = answered_views(node, responses, prompts).to_dict()
+    failed = [task for task in TASKS[prompts.layout] if task not in responses]
+    return {
+        **{name: row[name] for name in IDENTITY},
+        **{name: row[name] for name in ("level", "sources", "latest_at", "missing")},
+        **views,
+        "status": "partial" if failed or row["missing"] else "complete",
+        "input_fingerprint": row["input_fingerprint"],
+        "memory_fingerprint": fingerprint(views, row["latest_at"], row["sources"]),
+        "run_id": run_id,
+        "failed_tasks": failed,
+    }
 
 
 def keep_previous(written: DataFrame, memory: DataFrame) -> DataFrame:

@@ -25,7 +25,7 @@ from hltm_spark.pipeline.changes import few_paths
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome
-from hltm_spark.pipeline.files import read_rows
+from hltm_spark.pipeline.files import DataFiles, read_rows
 from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.partitions import map_rows
@@ -130,6 +130,7 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
         run=run,
         prompts=prompts,
         commits=cast("Commits", predictions),
+        files=DataFiles(spark, root.path),
         is_full=is_full,
         versions={t.name: t.version(root.path) for t in tables if t.exists(root.path)},
         client=PredictingClient(prompts=prompts, history=History.empty(settings)),
@@ -195,8 +196,7 @@ def _write(context: PlanContext, paths: DataFrame, *, is_as_stored: bool) -> Out
 def _stored_sizes(context: PlanContext, paths: Iterable[Row]) -> dict[tuple[str, str], Size]:
     """Return the sizes of the stored memories on a few paths."""
     ids = {row["node_id"].rsplit("/", n)[0] for row in paths for n in range(len(row["keys"]))}
-    version = context.versions[MEMORY.name]
-    files = MEMORY.files(context.spark, context.root.path, version=version)
+    files = context.pinned_files(MEMORY)
     columns = list(dict.fromkeys([*NODE_ID, *CHILD_FIELDS]))
     found = {}
     for row in read_rows(files, columns, where={"node_id": ids}):
@@ -209,7 +209,7 @@ def _stored_sizes(context: PlanContext, paths: Iterable[Row]) -> dict[tuple[str,
 def _paths(context: PlanContext) -> tuple[DataFrame | None, str]:
     """Return the nodes that something happened to, None where there is none; and why these."""
     every = "every node, as if nothing were stored" if context.is_full else ""
-    cursor = read_cursor(context.pinned(RUNS))
+    cursor = read_cursor(context.pinned_files(RUNS))
     with considered_paths(context, cursor, every=every) as (paths, why):
         staged, count = context.stage(paths, "paths")
     return (staged if count else None), why

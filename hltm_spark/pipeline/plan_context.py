@@ -106,6 +106,11 @@ class PlanContext(RunContext):
             return self.spark.createDataFrame([], table.schema)
         return table.read(self.spark, self.root.path, version=self.versions[table.name])
 
+    def pinned_files(self, table: Table) -> list[str]:
+        """Return the data files of a table as it was at the start."""
+        version = self.versions.get(table.name)
+        return [] if version is None else self.files.of(table, version=version)
+
 
 @dataclass(slots=True)
 class Predictions:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.prompts import OUTPUTS, TASKS
@@ -102,7 +102,7 @@ class PredictingClient:
 
     def complete(self, request: Request) -> Completion:
         """Return a predicted answer, with the estimated tokens of the prompt."""
-        node = NodeInput.from_dict(request.payload)
+        node = cast("NodeInput", request.node)  # a run asks about nodes only
         return self.predict(request, node, self.sizes.get((node.tenant_id, node.node_id)))
 
     def close(self) -> None:

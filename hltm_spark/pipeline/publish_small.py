@@ -4,19 +4,18 @@ A tenant's nodes are listed whole, which is cheap; views are read and written on
 changed since its last version.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hltm_spark.core.shard import has_versions, tenant_folder
 from hltm_spark.core.tree import salted_hash
+from hltm_spark.pipeline.due import Listing
 from hltm_spark.pipeline.embed import TEXTS_A_COMMIT, embedded_rows
 from hltm_spark.pipeline.files import read_rows, write_rows
 from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.shard_rows import (
     DOCUMENT_COLUMNS,
-    NODE_COLUMNS,
-    OWN_DOCUMENT,
     VIEW_COLUMNS,
     move_into_place,
     node_row,
@@ -30,24 +29,27 @@ from hltm_spark.pipeline.shard_rows import (
 )
 from hltm_spark.pipeline.tables import DOCUMENTS, EMBEDDINGS, MEMORY, PUBLISHED, Table
 
-NODES_A_RUN, DOCUMENTS_A_RUN = 400, 400
-"""Most nodes and documents that are listed, as multiples of `budgets.small_run_nodes`."""
-_CHANGED_NODES, _CHANGED_DOCUMENTS = 8, 20  # most of which the views are read, likewise
+_CHANGED_NODES, _CHANGED_DOCUMENTS = 8, 20
+"""Most of which the views are read, as multiples of `budgets.small_run_nodes`."""
 
 
-def publish_small(context: PublishContext, due: Sequence[Mapping[str, Any]]) -> bool:
+def publish_small(
+    context: PublishContext, due: Sequence[Mapping[str, Any]], listing: Listing | None
+) -> bool:
     """Publish the due tenants, or return False where too much of them changed.
 
     Args:
         context: The publishing.
         due: `DUE` rows.
+        listing: The due tenants' nodes and documents, and maybe others'; read where it is None.
     """
     limit = context.settings.budgets.small_run_nodes
     if sum(row["nodes"] for row in due if _is_new(context, row)) > limit * _CHANGED_NODES:
         return False
     states = {row["tenant_id"]: row["state"] for row in due if row["state"] is not None}
-    own = _own_documents(context, states)
-    nodes = list(_nodes(context, states, own))
+    listing = listing or Listing.read(context, tenants=states)
+    own = _own_documents(listing, states)
+    nodes = list(_nodes(context, listing, states, own))
     changed = {_node(node) for node in nodes if not node["is_unchanged"]}
     documents = sum(len(own.get(node, ())) for node in changed)
     if len(changed) > limit * _CHANGED_NODES or documents > limit * _CHANGED_DOCUMENTS:
@@ -76,29 +78,32 @@ def _text(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _own_documents(
-    context: PublishContext, tenants: Iterable[str]
-) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the documents of every node that has some, sorted, as `OWN_DOCUMENT`."""
-    names = ["tenant_id", "node_id", *OWN_DOCUMENT.names]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in read_rows(_document_files(context), names, where={"tenant_id": tenants}):
-        found.setdefault(_node(row), []).append(row)
+    listing: Listing, tenants: Container[str]
+) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Return the documents of every node that has some, by doc_id."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in listing.documents:
+        if row["tenant_id"] in tenants:
+            found.setdefault(_node(row), []).append(row)
     for rows in found.values():
         rows.sort(key=lambda row: row["doc_id"])
     return found
 
 
 def _nodes(
-    context: PublishContext, tenants: Iterable[str], own: Mapping[tuple[str, str], Any]
+    context: PublishContext,
+    listing: Listing,
+    tenants: Mapping[str, str],
+    own: Mapping[tuple[str, str], Any],
 ) -> Iterator[dict[str, Any]]:
     """Yield the `SHARD_NODES` of whole tenants."""
     published = {
         _node(row): row["published"] for row in published_nodes(tenants, shards=context.shards)
     }
-    files = MEMORY.files(context.spark, context.root.path)
     rows = (
         {**row, "documents": own.get(_node(row)), "published": published.get(_node(row))}
-        for row in read_rows(files, NODE_COLUMNS, where={"tenant_id": tenants})
+        for row in listing.nodes
+        if row["tenant_id"] in tenants
     )
     return to_shard_nodes(rows, form=shard_format(context.settings))
 
@@ -106,17 +111,13 @@ def _nodes(
 def _views(context: PublishContext, nodes: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield the views and documents of some nodes."""
     where = {"tenant_id": {node[0] for node in nodes}, "node_id": {node[1] for node in nodes}}
-    files = MEMORY.files(context.spark, context.root.path)
-    for row in read_rows(files, ["node_id", *VIEW_COLUMNS], where=where):
+    for row in read_rows(context.files.of(MEMORY), ["node_id", *VIEW_COLUMNS], where=where):
         if _node(row) in nodes:
             yield from view_rows_of_memory(row)
-    for row in read_rows(_document_files(context), ["node_id", *DOCUMENT_COLUMNS], where=where):
+    texts = context.files.of(DOCUMENTS, version=context.documents_version)
+    for row in read_rows(texts, ["node_id", *DOCUMENT_COLUMNS], where=where):
         if _node(row) in nodes:
             yield view_row_of_document(row, context.settings.views.evidence)
-
-
-def _document_files(context: PublishContext) -> list[str]:
-    return DOCUMENTS.files(context.spark, context.root.path, version=context.documents_version)
 
 
 def _vectors(
@@ -125,7 +126,7 @@ def _vectors(
     """Return the vector of each text by its key; those not on record are made."""
     hashes = {text_hash for (_, text_hash), text in texts.items() if text}
     known = read_rows(
-        EMBEDDINGS.files(context.spark, context.root.path),
+        context.files.of(EMBEDDINGS),
         ["tenant_id", "text_hash", "vector"],
         where={"text_hash": hashes, "model": [context.settings.embedding.model_name]},
     )

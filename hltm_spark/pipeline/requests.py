@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
 from hltm_spark.core.records import Child, Document, NodeInput, canonical_json, fingerprint
-from hltm_spark.models.fan_in import item_tokens
+from hltm_spark.models.fan_in import Item, item_tokens
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.items import NODE_ID
 from hltm_spark.pipeline.partitions import map_rows
@@ -92,19 +92,53 @@ def fold_items(
         yield from _Fold(prompts, level).fold(group)
 
 
+class InputRecord:
+    """What is recorded of a node's input while its items are looked at, in order."""
+
+    def __init__(self) -> None:
+        self._prints: list[tuple[str, str, bool]] = []
+        self._sources: list[str] = []
+        self._missing: list[str] = []
+        self._latest_at, self._has_children = "", False
+
+    def note(self, item: Mapping[str, Any], value: Item) -> bool:
+        """Record one item; return False for a child that was never written and says nothing."""
+        status, item_id = item["item_status"], item["item_id"]
+        self._prints.append((item_id, item["item_fingerprint"], status == "partial"))
+        if status != "complete":
+            self._missing.append(item_id)
+        is_child = isinstance(value, Child)
+        if isinstance(value, Child) and not (value.views.summary or value.views.facets):
+            return False
+        self._has_children |= is_child
+        self._sources.append(item_id)
+        time = value.latest_at if isinstance(value, Child) else value.event_time
+        self._latest_at = max(self._latest_at, time)
+        return True
+
+    def columns(self, prompts: NodePrompts, *, is_wide: bool) -> dict[str, Any]:
+        """Return the columns of `INPUTS` that the items decide, whatever the prompts show."""
+        # the groups of a leaf's documents are brought together by the parent prompts
+        is_leaf = not self._has_children
+        kind = prompts.fingerprint if is_wide else prompts.fingerprint_of(is_leaf=is_leaf)
+        return {
+            "latest_at": self._latest_at,
+            "sources": self._sources,
+            "missing": self._missing,
+            "input_fingerprint": fingerprint(kind, self._prints),
+        }
+
+
 class _Fold:
     """Folds the items of one node."""
 
     def __init__(self, prompts: NodePrompts, level: str) -> None:
         self._prompts, self._level = prompts, level
         self._identity: dict[str, Any] = {}
-        self._held: list[dict[str, Any]] = []
-        self._prints: list[tuple[str, str, bool]] = []
-        self._sources: list[str] = []
-        self._missing: list[str] = []
-        self._latest_at, self._count, self._has_children = "", 0, False
+        self._record = InputRecord()
+        self._held: list[Item] = []
         self._bound, self._tokens = 0, -1
-        self._room = 0
+        self._count = self._room = 0
 
     def fold(self, items: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         stored = None
@@ -114,21 +148,15 @@ class _Fold:
                 self._identity = {name: item[name] for name in IDENTITY}
                 self._room = self._prompts.room(self._node([]))
             yield from self._take(item)
-        prompts, is_leaf = self._prompts, not self._has_children
-        # the groups of a leaf's documents are brought together by the parent prompts
-        kind = prompts.fingerprint if self._is_wide else prompts.fingerprint_of(is_leaf=is_leaf)
-        print_of_input = fingerprint(kind, self._prints)
-        if print_of_input == stored:
+        columns = self._record.columns(self._prompts, is_wide=self._is_wide)
+        if columns["input_fingerprint"] == stored:
             return
         node = None if self._is_wide else self._node(self._held)
         yield {
             **self._identity,
             "part": "",
             "level": self._level,
-            "latest_at": self._latest_at,
-            "sources": self._sources,
-            "missing": self._missing,
-            "input_fingerprint": print_of_input,
+            **columns,
             **(input_columns(node, self._prompts) if node else {"requests": []}),
         }
 
@@ -138,21 +166,12 @@ class _Fold:
 
     def _take(self, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Note one item; yield it, and those held back, once the node is beyond the budget."""
-        status, item_id = item["item_status"], item["item_id"]
-        self._prints.append((item_id, item["item_fingerprint"], status == "partial"))
-        if status != "complete":
-            self._missing.append(item_id)
-        body = json.loads(item["item"])
-        is_child = "doc_id" not in body
-        if is_child and not (body.get("summary") or body.get("facets")):
-            return  # a child that was never written yet says nothing
-        self._has_children |= is_child
-        self._sources.append(item_id)
-        time = body.get("latest_at" if is_child else "event_time") or ""
-        self._latest_at = max(self._latest_at, time)
+        value = to_item(json.loads(item["item"]))
+        if not self._record.note(item, value):
+            return
         was_wide = self._is_wide
-        self._held.append(body)
-        self._measure(item["item"], body)
+        self._held.append(value)
+        self._measure(item["item"], value)
         if self._is_wide:
             new = self._held[-1:] if was_wide else self._held
             for held in new:
@@ -160,27 +179,24 @@ class _Fold:
                     **self._identity,
                     "level": self._level,
                     "position": self._count,
-                    "item": canonical_json(held),
+                    "item": canonical_json(held.to_dict()),
                 }
                 self._count += 1
             self._held = []
 
-    def _measure(self, text: str, body: dict[str, Any]) -> None:
+    def _measure(self, text: str, value: Item) -> None:
         """Add an item's tokens; nothing is counted while an upper bound of all is within."""
         if self._tokens < 0:
             escaped = sum(text.count(character) for character in '<&"')
             self._bound += len(text.encode()) + 4 * escaped + 64
             if self._bound > self._room:
-                self._tokens = sum(self._tokens_of(held) for held in self._held)
+                self._tokens = sum(item_tokens(held, self._prompts) for held in self._held)
         else:
-            self._tokens += self._tokens_of(body)
+            self._tokens += item_tokens(value, self._prompts)
 
-    def _tokens_of(self, body: dict[str, Any]) -> int:
-        return item_tokens(to_item(body), self._prompts)
-
-    def _node(self, bodies: Iterable[dict[str, Any]]) -> NodeInput:
+    def _node(self, items: Iterable[Item]) -> NodeInput:
         tenant_id, node_id = self._identity["tenant_id"], self._identity["node_id"]
-        return to_node_input(bodies, tenant_id=tenant_id, node_id=node_id, level=self._level)
+        return to_node_input(items, tenant_id=tenant_id, node_id=node_id, level=self._level)
 
 
 def input_columns(
@@ -202,11 +218,9 @@ def payload_of(node: NodeInput, *, is_group: bool) -> str:
     return canonical_json(node.to_dict() | ({"group": True} if is_group else {}))
 
 
-def to_node_input(
-    bodies: Iterable[Mapping[str, Any]], *, tenant_id: str, node_id: str, level: str
-) -> NodeInput:
-    """Return the input of a node from its items' JSON forms, in order."""
-    items = [to_item(body) for body in bodies]
+def to_node_input(items: Iterable[Item], *, tenant_id: str, node_id: str, level: str) -> NodeInput:
+    """Return the input of a node from its items, in order."""
+    items = tuple(items)
     return NodeInput(
         tenant_id=tenant_id,
         node_id=node_id,
@@ -216,6 +230,6 @@ def to_node_input(
     )
 
 
-def to_item(body: Mapping[str, Any]) -> Child | Document:
+def to_item(body: Mapping[str, Any]) -> Item:
     """Return one item from its JSON form."""
     return Document.from_dict(body) if "doc_id" in body else Child.from_dict(body)

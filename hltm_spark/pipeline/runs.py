@@ -2,17 +2,16 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from hltm_spark.pipeline.commits import Commits
-from hltm_spark.pipeline.files import local_rows
+from hltm_spark.pipeline.files import local_rows, read_rows
 from hltm_spark.pipeline.tables import RUNS
 
 FINISHED = ("done", "partial")
@@ -103,14 +102,21 @@ def record_run(spark: SparkSession, commits: Commits, run: Run) -> None:
     commits.append(RUNS, local_rows(spark, [row], RUNS.schema))
 
 
-def read_cursor(runs: DataFrame) -> Cursor | None:
-    """Return the cursor, or None before the first finished run."""
-    finished = runs.where(F.col("status").isin(*FINISHED) & F.col("kind").isin("index", "update"))
-    row = finished.orderBy(F.desc("finished_at"), F.desc("run_id")).limit(1).collect()
-    if not row:
+def read_cursor(runs: Sequence[str]) -> Cursor | None:
+    """Return the cursor, or None before the first finished run.
+
+    Args:
+        runs: Data files of the `runs` table.
+    """
+    names = ["finished_at", "run_id", "documents_table_id", "documents_version"]
+    names += ["settings_fingerprint"]
+    where = {"status": FINISHED, "kind": ("index", "update")}
+    finished = read_rows(runs, names, where=where)
+    if not finished:
         return None
+    last = max(finished, key=lambda row: (row["finished_at"], row["run_id"]))
     return Cursor(
-        table_id=row[0]["documents_table_id"],
-        version=row[0]["documents_version"],
-        settings_fingerprint=row[0]["settings_fingerprint"],
+        table_id=last["documents_table_id"],
+        version=last["documents_version"],
+        settings_fingerprint=last["settings_fingerprint"],
     )

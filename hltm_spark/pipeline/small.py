@@ -8,6 +8,7 @@ Spark for the one MERGE. Both ways write the same rows.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +17,13 @@ from pyspark.sql import Row
 from hltm_spark.core.tree import salted_hash, to_node_id
 from hltm_spark.models.requests import WAVES
 from hltm_spark.pipeline.asked import Asked, Key
-from hltm_spark.pipeline.calls import answer_rows
+from hltm_spark.pipeline.calls import Caller
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
 from hltm_spark.pipeline.items import NODE_ID, child_item, document_item, place_order
 from hltm_spark.pipeline.journal import journalled_count
-from hltm_spark.pipeline.memory import (
-    WRITTEN,
-    stale_node,
-    written_nodes,
-)
+from hltm_spark.pipeline.memory import WRITTEN, stale_node
 from hltm_spark.pipeline.progress import counting
-from hltm_spark.pipeline.requests import fold_items
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, TEXT, struct
 
 logger = logging.getLogger("hltm_spark")
@@ -100,10 +96,9 @@ def affected_nodes(paths: Iterable[tuple[str, Sequence[str]]]) -> dict[Node, dic
 
 def _load(context: RunContext, nodes: dict[Node, dict[str, Any]]) -> _Tree | None:
     """Read what the nodes are written from, or return None where it is too much."""
-    spark, root = context.spark, context.root
     ids = {node_id for _, node_id in nodes}
-    texts = DOCUMENTS.files(spark, root.path, version=context.run.documents_version)
-    memories = MEMORY.files(spark, root.path)
+    texts = context.files.of(DOCUMENTS, version=context.run.documents_version)
+    memories = context.files.of(MEMORY)
     places = read_rows(memories, [*NODE_ID, "parent_id"], where={"parent_id": ids})
     sizes = read_sizes(texts, "text", where={"node_id": ids})
     if sizes + len(places) * _CHILD_BYTES > MAX_BYTES:
@@ -132,13 +127,16 @@ class _SmallRun:
         self._gone: list[Node] = []
         self._paid: list[dict[str, Any]] = []
         self._answers: dict[Key, str] = {}  # paid in this run, so not in the files of the ledger
-        self._ledger = LLM_CALLS.files(context.spark, context.root.path)
+        self._open = ExitStack()
+        self._caller: Caller | None = None  # one for all levels: clients hold sockets
+        self._ledger = context.files.of(LLM_CALLS)
 
     def write(self) -> Outcome:
         names = self._context.settings.level_names
         try:
-            for depth in reversed(range(len(names))):
-                self._write_level(depth, names[depth])
+            with self._open:
+                for depth in reversed(range(len(names))):
+                    self._write_level(depth, names[depth])
         finally:
             self._settle()
         return self._outcome()
@@ -155,8 +153,8 @@ class _SmallRun:
             self._reduce(inputs)
             self._answer([one for one in inputs if not one.is_failed])
         with run.timed("assemble"):
-            rows = written_nodes([one.answered() for one in inputs], prompts, run_id=run.run_id)
-            for row in self._with_previous(list(rows)):
+            for one in inputs:
+                row = self._with_previous(one.written(prompts, run_id=run.run_id))
                 self._written.append(row)
                 node, parent = (
                     (row["tenant_id"], row["node_id"]),
@@ -179,10 +177,9 @@ class _SmallRun:
                 continue
             is_complete = stored is not None and stored["status"] == "complete"
             before = stored["input_fingerprint"] if stored and is_complete else None
-            rows = ({**item, **columns, "stored_fingerprint": before} for item in items)
-            folded = list(fold_items(rows, self._context.prompts, level=level))
-            if folded and "position" not in folded[-1]:
-                yield Asked.from_folded(folded)
+            asked = Asked.of_items(columns, items, self._context.prompts, level=level)
+            if asked.row["input_fingerprint"] != before:
+                yield asked
 
     def _reduce(self, asked: Sequence[Asked]) -> None:
         """Reduce the inputs beyond the budget in groups, pass by pass, to one prompt each."""
@@ -225,12 +222,14 @@ class _SmallRun:
     def _call(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
         if not waiting:
             return {}
-        call, journal = self._context.call_settings(slots=1), self._context.journal
+        if self._caller is None:
+            self._caller = self._open.enter_context(Caller(self._context.call_settings(slots=1)))
+        journal = self._context.journal
         before = journalled_count(journal)
         with counting(
             "calls", total=len(waiting), count=lambda: journalled_count(journal) - before
         ):
-            paid = list(answer_rows(waiting, call))
+            paid = list(self._caller.answers(waiting))
         self._paid += paid
         if self._context.is_stopped:
             self._settle()
@@ -242,17 +241,10 @@ class _SmallRun:
         self._answers |= answers
         return answers
 
-    def _with_previous(self, written: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the rows, a node that failed as its previous memory where it has one."""
-        failed = {row["node_id"] for row in written if row["failed_tasks"]}
-        previous: dict[Node, dict[str, Any]] = {}
-        if failed:
-            files = MEMORY.files(self._context.spark, self._context.root.path)
-            stored = read_rows(files, _MEMORY_COLUMNS, where={"node_id": failed})
-            previous = {(row["tenant_id"], row["node_id"]): row for row in stored}
-        for row in written:
-            before = previous.get((row["tenant_id"], row["node_id"]))
-            yield stale_node(row, before) if before and row["failed_tasks"] else row
+    def _with_previous(self, written: dict[str, Any]) -> dict[str, Any]:
+        """Return the row of a node, one that failed as its previous memory where it has one."""
+        before = self._tree.stored.get((written["tenant_id"], written["node_id"]))
+        return stale_node(written, before) if before and written["failed_tasks"] else written
 
     def _settle(self) -> None:
         """Bring what was paid into the ledger; until then it is in the journal."""

@@ -16,6 +16,7 @@ from hltm_spark.models.fan_in import (
     Group,
     item_tokens,
     next_input,
+    node_tokens,
     shrink_child,
     split_input,
     to_child,
@@ -372,6 +373,19 @@ def test_a_group_becomes_a_child_that_knows_its_size_and_ids() -> None:
     assert (own.size, own.is_own, own.sources) == (1, True, ("d1", "d2"))
     assert Child.from_dict(json.loads(json.dumps(own.to_dict()))) == own
     assert to_child(Group("aaaaaaaaaaaa", node(below, below)), views).size == 4
+
+
+def test_the_tokens_of_a_node_are_those_of_its_items() -> None:
+    prompts = NodePrompts.load(small())
+    given = node(
+        document("d1", text="\n  Two blank ends.  \n\n"),
+        document("d2", text="", author="Ines"),
+        *[project(number) for number in range(40)],
+    )
+
+    assert node_tokens(given, prompts) == sum(
+        item_tokens(item, prompts) for item in (*given.children, *given.documents)
+    )
 
 
 def test_an_ordinary_childs_payload_has_no_group_fields() -> None:

@@ -1,6 +1,6 @@
-import time
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hltm_spark.core.tokens import cut_to_tokens, estimate_tokens
 
@@ -37,12 +37,11 @@ def test_the_estimate_is_not_below_the_true_count(text: str, true_count: int) ->
     assert true_count <= estimate_tokens(text) <= 2 * true_count
 
 
-def test_a_megabyte_takes_no_second() -> None:
-    started = time.monotonic()
+@given(st.text(st.characters(codec="ascii"), max_size=60))
+def test_a_long_text_costs_what_its_lines_cost(line: str) -> None:
+    text = f"<{line}>"  # no run of blanks or line ends reaches from one to the next
 
-    estimate_tokens("The seat is in Oulu, with 3 interviews. " * 25_000)
-
-    assert time.monotonic() - started < 1.0
+    assert estimate_tokens(text * 2000) == 2000 * estimate_tokens(text)
 
 
 @pytest.mark.parametrize("text", ["word " * 500, "漢字" * 500, "😀" * 300, "a" * 5000])
