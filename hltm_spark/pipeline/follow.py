@@ -100,21 +100,20 @@ def stop_on_signals() -> Iterator[threading.Event]:
     handler for SIGINT in place, which cancels the running jobs.
     """
     stop = threading.Event()
-    is_asked = False
+    asked: list[threading.Thread] = []
 
     def set_and_tell(name: str) -> None:
         stop.set()
         logger.warning("%s: stopping after this cycle; once more stops at once", name)
 
     def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signal passes both
-        nonlocal is_asked
-        if is_asked:
+        if asked:
             raise KeyboardInterrupt
-        is_asked = True
         # In another thread: the handler may have interrupted this one while it held the lock of
         # `stop`, in its `wait`, or that of a log stream.
         name = signal.Signals(number).name
-        threading.Thread(target=set_and_tell, args=(name,), daemon=True).start()
+        asked.append(threading.Thread(target=set_and_tell, args=(name,), daemon=True))
+        asked[0].start()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -122,6 +121,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for thread in asked:
+            thread.join()
 
 
 def parse_duration(text: str) -> float:
