@@ -15,7 +15,7 @@ from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
-from hltm_spark.pipeline.files import DataFiles, row_count
+from hltm_spark.pipeline.files import row_count
 from hltm_spark.pipeline.journal import read_spent
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run
@@ -29,7 +29,6 @@ class RunContext:
 
     Attributes:
         commits: The only way to write a table: fenced by the run's lease.
-        files: Of the tables, for what is read in this process.
     """
 
     spark: SparkSession
@@ -38,7 +37,6 @@ class RunContext:
     run: Run
     prompts: NodePrompts
     commits: Commits
-    files: DataFiles
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
         """Write rows once to the run's staging folder; return them read back, and a count."""

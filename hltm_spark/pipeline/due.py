@@ -49,10 +49,10 @@ class Listing:
     def read(cls, context: PublishContext, *, tenants: Iterable[str] | None = None) -> Self:
         """List some tenants, or every one."""
         where = None if tenants is None else {"tenant_id": set(tenants)}
-        texts = context.files.of(DOCUMENTS, version=context.documents_version)
+        texts = DOCUMENTS.files(context.root.path, version=context.documents_version)
         names = ["tenant_id", "node_id", *OWN_DOCUMENT.names]
         return cls(
-            nodes=read_rows(context.files.of(MEMORY), NODE_COLUMNS, where=where),
+            nodes=read_rows(MEMORY.files(context.root.path), NODE_COLUMNS, where=where),
             documents=read_rows(texts, names, where=where),
         )
 
@@ -60,8 +60,8 @@ class Listing:
     def read_small(cls, context: PublishContext) -> Self | None:
         """List every tenant, or return None where they are too many nodes or documents."""
         limit = context.settings.budgets.small_run_nodes
-        texts = context.files.of(DOCUMENTS, version=context.documents_version)
-        if row_count(context.files.of(MEMORY)) > limit * NODES_A_RUN:
+        texts = DOCUMENTS.files(context.root.path, version=context.documents_version)
+        if row_count(MEMORY.files(context.root.path)) > limit * NODES_A_RUN:
             return None
         return cls.read(context) if row_count(texts) <= limit * DOCUMENTS_A_RUN else None
 
@@ -93,7 +93,7 @@ def listed_due(
         unsure: Tenants whose shard may be another than `published` says.
         is_checking: Compare every published file with its manifest.
     """
-    rows = read_rows(context.files.of(PUBLISHED), _PUBLISHED)
+    rows = read_rows(PUBLISHED.files(context.root.path), _PUBLISHED)
     rows.sort(key=lambda row: (row["published_at"], row["run_id"]))
     latest = {row["tenant_id"]: row for row in rows}
     flagged = set(unsure)

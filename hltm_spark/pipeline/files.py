@@ -1,8 +1,6 @@
 """Rows of data files in this process, where a Spark job would cost more than the rows are worth."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -15,34 +13,9 @@ from pyarrow.dataset import ParquetFileFormat, ParquetReadOptions, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
-from hltm_spark.pipeline.tables import Table, arrow
+from hltm_spark.pipeline.tables import arrow
 
 _FORMAT = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-
-
-@dataclass(frozen=True, slots=True)
-class DataFiles:
-    """The data files of a root's tables by version, each asked for once: a version never changes.
-
-    For one run only: a table that is dropped and made anew counts its versions from 0 again.
-    """
-
-    spark: SparkSession
-    root: str
-    _known: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-
-    def of(self, table: Table, *, version: int | None = None) -> list[str]:
-        """Return the paths of a version's data files, of the latest where none is given."""
-        version = table.version(self.root) if version is None else version
-        key = (table.name, version)
-        if key not in self._known:
-            self._known[key] = table.files(self.spark, self.root, version=version)
-        return self._known[key]
-
-    def prepare(self, *tables: Table) -> None:
-        """Look up the latest versions of some tables side by side."""
-        with ThreadPoolExecutor(len(tables)) as pool:
-            list(pool.map(self.of, tables))
 
 
 def row_count(path: str | Sequence[str], where: pc.Expression | None = None) -> int:
@@ -62,7 +35,7 @@ def read_rows(
     """Return the rows of data files that match, read in this process; few must match.
 
     Args:
-        files: From `DataFiles`.
+        files: From `Table.files`.
         columns: Wanted columns.
         where: Values by column; a row matches where every column has one of its values. Every row
             where it is not given.

@@ -26,7 +26,7 @@ from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome, RunContext
-from hltm_spark.pipeline.files import DataFiles, local_rows, row_count
+from hltm_spark.pipeline.files import local_rows, row_count
 from hltm_spark.pipeline.journal import FAILED, fold_journals, read_failures
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.levels import write_levels
@@ -38,11 +38,8 @@ from hltm_spark.pipeline.runs import FINISHED, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
-    EMBEDDINGS,
     FAILURES,
-    LLM_CALLS,
     MEMORY,
-    PUBLISHED,
     RUNS,
     create_tables,
 )
@@ -92,7 +89,6 @@ def run_pipeline(
             run=run,
             prompts=prompts,
             commits=Commits(spark, root.path, lease),
-            files=DataFiles(spark, root.path),
         )
         _run(context, is_publishing=is_publishing)
     return run
@@ -105,8 +101,7 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
     with hold_lease(root, verb="publish", run_id=run.run_id, ttl_s=ttl_s) as lease:
         create_tables(spark, root.path)
         commits = Commits(spark, root.path, lease)
-        files = DataFiles(spark, root.path)
-        cursor = read_cursor(files.of(RUNS))
+        cursor = read_cursor(RUNS.files(root.path))
         try:
             if cursor is not None:
                 run.documents_version = cursor.version
@@ -116,7 +111,6 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
                         settings=settings,
                         root=root,
                         commits=commits,
-                        files=files,
                         run_id=run.run_id,
                         documents_version=cursor.version,
                     )
@@ -133,7 +127,6 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
     try:
         with run.timed("prepare"):
             fold_journals(context.spark, root, context.commits)
-            context.files.prepare(MEMORY, LLM_CALLS, FAILURES, RUNS, EMBEDDINGS, PUBLISHED)
             _pin(context)
         with run.timed("changes"):
             paths, few = _paths(context)
@@ -169,18 +162,18 @@ def _record(context: RunContext) -> None:
 
 def _pin(context: RunContext) -> None:
     run, root = context.run, context.root
-    run.documents_table_id = DOCUMENTS.table_id(context.spark, root.path)
+    run.documents_table_id = DOCUMENTS.table_id(root.path)
     run.documents_version = DOCUMENTS.version(root.path)
     run.settings_fingerprint = fingerprint(
         context.prompts.fingerprint, context.settings.level_names
     )
-    run.documents = row_count(context.files.of(DOCUMENTS, version=run.documents_version))
+    run.documents = row_count(DOCUMENTS.files(root.path, version=run.documents_version))
 
 
 def _paths(context: RunContext) -> tuple[DataFrame, list[Row] | None]:
     """Return the nodes that something happened to, as a frame, and as rows where they are few."""
     run, limit = context.run, context.settings.budgets.small_run_nodes
-    cursor = read_cursor(context.files.of(RUNS))
+    cursor = read_cursor(RUNS.files(context.root.path))
     oldest = DOCUMENTS.committed_at(context.root.path, cursor.version + 1 if cursor else 1)
     if oldest is not None:
         run.freshness_s = round(max(0.0, (run.started_at - oldest).total_seconds()), 3)
@@ -213,7 +206,7 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     spark, root = context.spark, context.root
     node = ["tenant_id", "node_id"]
     failed = read_failures(spark, context.journal)
-    if failed is None and not context.files.of(FAILURES):
+    if failed is None and not FAILURES.files(root.path):
         return
     stored = FAILURES.read(spark, root.path)
     fresh = (spark.createDataFrame([], FAILED) if failed is None else failed).withColumn(
@@ -257,7 +250,6 @@ def _publish(context: RunContext) -> None:
             settings=context.settings,
             root=context.root,
             commits=context.commits,
-            files=context.files,
             run_id=run.run_id,
             documents_version=run.documents_version,
         )

@@ -25,7 +25,7 @@ from hltm_spark.pipeline.changes import few_paths
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome
-from hltm_spark.pipeline.files import DataFiles, read_rows
+from hltm_spark.pipeline.files import read_rows
 from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.partitions import map_rows
@@ -130,7 +130,6 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
         run=run,
         prompts=prompts,
         commits=cast("Commits", predictions),
-        files=DataFiles(spark, root.path),
         is_full=is_full,
         versions={t.name: t.version(root.path) for t in tables if t.exists(root.path)},
         client=PredictingClient(prompts=prompts, history=History.empty(settings)),
@@ -144,7 +143,7 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
 
 def _plan(context: PlanContext) -> Plan:
     run, settings = context.run, context.settings
-    run.documents_table_id = DOCUMENTS.table_id(context.spark, context.root.path)
+    run.documents_table_id = DOCUMENTS.table_id(context.root.path)
     run.documents_version = context.versions[DOCUMENTS.name]
     run.settings_fingerprint = fingerprint(context.prompts.fingerprint, settings.level_names)
     run.documents = context.documents.count()

@@ -109,7 +109,7 @@ class PlanContext(RunContext):
     def pinned_files(self, table: Table) -> list[str]:
         """Return the data files of a table as it was at the start."""
         version = self.versions.get(table.name)
-        return [] if version is None else self.files.of(table, version=version)
+        return [] if version is None else table.files(self.root.path, version=version)
 
 
 @dataclass(slots=True)

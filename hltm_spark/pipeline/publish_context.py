@@ -8,7 +8,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hltm_spark.core.config import Settings
 from hltm_spark.pipeline.commits import Commits
-from hltm_spark.pipeline.files import DataFiles
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import DOCUMENTS, EMBEDDINGS, LONG, MEMORY, TEXT, struct
 
@@ -26,7 +25,6 @@ class PublishContext:
         settings: The conf.
         root: Storage root.
         commits: The run's commits.
-        files: Of the tables, for what is read in this process.
         run_id: The run.
         documents_version: Version of `documents` that memory was written from.
     """
@@ -35,7 +33,6 @@ class PublishContext:
     settings: Settings
     root: Root
     commits: Commits
-    files: DataFiles
     run_id: str
     documents_version: int
 

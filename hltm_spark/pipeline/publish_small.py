@@ -111,10 +111,10 @@ def _nodes(
 def _views(context: PublishContext, nodes: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield the views and documents of some nodes."""
     where = {"tenant_id": {node[0] for node in nodes}, "node_id": {node[1] for node in nodes}}
-    for row in read_rows(context.files.of(MEMORY), ["node_id", *VIEW_COLUMNS], where=where):
+    for row in read_rows(MEMORY.files(context.root.path), ["node_id", *VIEW_COLUMNS], where=where):
         if _node(row) in nodes:
             yield from view_rows_of_memory(row)
-    texts = context.files.of(DOCUMENTS, version=context.documents_version)
+    texts = DOCUMENTS.files(context.root.path, version=context.documents_version)
     for row in read_rows(texts, ["node_id", *DOCUMENT_COLUMNS], where=where):
         if _node(row) in nodes:
             yield view_row_of_document(row, context.settings.views.evidence)
@@ -126,7 +126,7 @@ def _vectors(
     """Return the vector of each text by its key; those not on record are made."""
     hashes = {text_hash for (_, text_hash), text in texts.items() if text}
     known = read_rows(
-        context.files.of(EMBEDDINGS),
+        EMBEDDINGS.files(context.root.path),
         ["tenant_id", "text_hash", "vector"],
         where={"text_hash": hashes, "model": [context.settings.embedding.model_name]},
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -13,6 +14,7 @@ from hltm_spark.core.errors import SettingsError
 
 FORMAT_VERSION = 1
 _PLAN_AGE_S = 24 * 3600
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")  # paths are taken for URLs where the log is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +79,10 @@ def open_root(path: str, *, levels: Sequence[str] | None = None, must_exist: boo
         must_exist: Refuse to make a new one.
 
     Raises:
-        SettingsError: No path is set, nothing can be kept there, or the folder holds a root of
-            other levels or of a newer format.
+        SettingsError: No path is set, it cannot be one, nothing can be kept there, or the folder
+            holds a root of other levels or of a newer format.
     """
-    if not path:
-        raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
-    folder = Path(path).expanduser().resolve()
+    folder = _folder_of(path)
     file = folder / "root.json"
     try:
         if must_exist and not file.exists():
@@ -113,6 +113,18 @@ def open_root(path: str, *, levels: Sequence[str] | None = None, must_exist: boo
             f"{'/'.join(levels)}; pass the conf that it was made with, or another --root"
         )
     return Root(path=str(folder), salt=salt)
+
+
+def _folder_of(path: str) -> Path:
+    if not path:
+        raise SettingsError("storage.root is empty; pass --root DIR or set it in the conf file")
+    folder = Path(path).expanduser().resolve()
+    if _ESCAPE.search(str(folder)):
+        raise SettingsError(
+            f"the path of a storage root must hold no escape such as %20, got {str(folder)!r}; "
+            "pass another --root"
+        )
+    return folder
 
 
 def _write_once(file: Path, content: dict[str, object]) -> None:

@@ -96,9 +96,9 @@ def affected_nodes(paths: Iterable[tuple[str, Sequence[str]]]) -> dict[Node, dic
 
 def _load(context: RunContext, nodes: dict[Node, dict[str, Any]]) -> _Tree | None:
     """Read what the nodes are written from, or return None where it is too much."""
-    ids = {node_id for _, node_id in nodes}
-    texts = context.files.of(DOCUMENTS, version=context.run.documents_version)
-    memories = context.files.of(MEMORY)
+    root, ids = context.root.path, {node_id for _, node_id in nodes}
+    texts = DOCUMENTS.files(root, version=context.run.documents_version)
+    memories = MEMORY.files(root)
     places = read_rows(memories, [*NODE_ID, "parent_id"], where={"parent_id": ids})
     sizes = read_sizes(texts, "text", where={"node_id": ids})
     if sizes + len(places) * _CHILD_BYTES > MAX_BYTES:
@@ -129,7 +129,7 @@ class _SmallRun:
         self._answers: dict[Key, str] = {}  # paid in this run, so not in the files of the ledger
         self._open = ExitStack()
         self._caller: Caller | None = None  # one for all levels: clients hold sockets
-        self._ledger = context.files.of(LLM_CALLS)
+        self._ledger = LLM_CALLS.files(context.root.path)
 
     def write(self) -> Outcome:
         names = self._context.settings.level_names

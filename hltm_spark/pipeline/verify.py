@@ -159,7 +159,7 @@ def _compare(spark: SparkSession, root: Root, scratch: Root) -> _Found:
     count = differences.count() if len(rows) == MAX_LISTED else len(rows)
     spared = {row[0] for row in incomplete.select("tenant_id").distinct().collect()}
     shards = list(compare_shards(root.shards, scratch.shards, _tenants(live, rebuilt), spared))
-    cursor = read_cursor(RUNS.files(spark, root.path))
+    cursor = read_cursor(RUNS.files(root.path))
     latest = DOCUMENTS.version(root.path)
     return _Found(
         nodes=rebuilt.count(),

@@ -21,7 +21,7 @@ def leaf(number: int, city: str) -> dict[str, object]:
 
 
 def cursor(memory: Memory) -> Cursor:
-    found = read_cursor(RUNS.files(memory.spark, memory.root.path))
+    found = read_cursor(RUNS.files(memory.root.path))
     assert found is not None
     return found
 

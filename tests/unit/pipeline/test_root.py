@@ -53,3 +53,10 @@ def test_a_damaged_or_newer_root_is_refused(tmp_path: Path, content: str, messag
 
     with pytest.raises(SettingsError, match=message):
         open_root(str(tmp_path))
+
+
+def test_a_path_that_is_taken_for_an_escaped_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no escape such as %20"):
+        open_root(str(tmp_path / "a%20b"))
+
+    assert not (tmp_path / "a%20b").exists()
