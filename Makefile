@@ -64,6 +64,9 @@ soak: $(STAMP) ## The slow Spark tests
 cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 	@$(PYTEST) --cov --cov-report=term tests
 
+golden: $(STAMP) ## Write tests/golden anew: the rendered prompts, for review
+	@$(BIN)/python -m tests.golden_prompts
+
 check: lint types test ## Lint, types, every test
 
 ##@ Measure
@@ -87,4 +90,4 @@ lock: ## Pin every dependency anew (needs uv)
 clean: ## Remove what the demo and the tools left
 	@rm -rf .demo build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo format lint types test-fast test soak cov check bench bench-retrieval wheel lock clean
+.PHONY: help setup demo format lint types test-fast test soak cov golden check bench bench-retrieval wheel lock clean

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.prompts import Prompt, escape_attribute, escape_text, load_prompt
+from hltm_spark.core.escaping import escape_attribute, escape_text
+from hltm_spark.core.prompts import Prompt, load_prompt
 from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models.answering import ask
 from hltm_spark.models.llm import Completion, LlmClient, Request

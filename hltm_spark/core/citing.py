@@ -4,10 +4,10 @@ A node that is too large for one prompt is written from groups of its inputs. A 
 group by the id that its prompt shows, and may do so in a text; no view keeps it.
 """
 
-import html
 import re
 from collections.abc import Mapping
 
+from hltm_spark.core.escaping import escape_attribute
 from hltm_spark.core.records import NodeInput
 
 MAX_SHOWN = 3
@@ -26,7 +26,7 @@ class GroupIds:
             group.node_id.rpartition("/~")[2]: group.sources for group in groups
         }
         node_id = re.escape(node.node_id)
-        escaped = re.escape(html.escape(" ".join(node.node_id.split()), quote=True))
+        escaped = re.escape(escape_attribute(node.node_id))
         one = rf"(?:(?:{node_id}|{escaped})/)?~[0-9a-f]{{8,}}"
         self._pattern = re.compile(rf"{one}(?:\s*[,;]\s*{one})*") if groups else None
 

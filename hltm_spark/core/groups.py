@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
-from hltm_spark.core.prompts import escape_text
+from hltm_spark.core.escaping import escape_text
 from hltm_spark.core.records import FIRST_PART, Document
 from hltm_spark.core.tokens import estimate_tokens
 

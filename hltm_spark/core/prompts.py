@@ -13,7 +13,6 @@
 of its text, and is part of every request hash: editing a prompt re-runs what depends on it.
 """
 
-import html
 import re
 import tomllib
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from string import Template
 
 from hltm_spark.core.errors import PromptError
+from hltm_spark.core.escaping import attribute_names, escape_attribute, escape_text
 from hltm_spark.core.records import Child, Document, NodeInput, fingerprint
 from hltm_spark.core.resources import resource
 
@@ -43,9 +43,6 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 """Response keys of each output (design, section 6)."""
 
 _SHAPE = re.compile(r"\A\+\+\+\n(.*?)\n\+\+\+\n+## system\n(.*?)\n## user\n(.*)\Z", re.DOTALL)
-_TAG = re.compile(
-    r"<(?=/?\s*(?:document|child|documents|children|context|memory|question)\b)", re.I
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,25 +115,16 @@ def parse_prompt(text: str, *, name: str) -> Prompt:
     )
 
 
-def escape_text(text: str) -> str:
-    """Return text that cannot open or close one of the prompt's own delimiters."""
-    return _TAG.sub("&lt;", text)
-
-
-def escape_attribute(text: str) -> str:
-    """Return text for an attribute in double quotes, on one line."""
-    return html.escape(" ".join(text.split()), quote=True)
-
-
 def render_document(document: Document) -> str:
     """Return a document as the prompt shows it: id, kind, time, metadata, then its text."""
     shown = {"id": document.doc_id, "kind": document.kind, "time": document.event_time}
     shown |= {"part": document.part}
-    shown |= dict(sorted(document.metadata.items()))
+    more = sorted((name, value) for name, value in document.metadata.items() if value)
+    named = zip(
+        attribute_names(name for name, _ in more), (value for _, value in more), strict=True
+    )
     attributes = "".join(
-        f' {re.sub(r"[^A-Za-z0-9_-]", "_", name)}="{escape_attribute(value)}"'
-        for name, value in shown.items()
-        if value
+        f' {name}="{escape_attribute(value)}"' for name, value in (*shown.items(), *named) if value
     )
     return f"<document{attributes}>\n{escape_text(document.text)}\n</document>"
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from hltm_spark.core.errors import LlmError
-from hltm_spark.core.prompts import OUTPUTS, Prompt, escape_text, load_prompt
+from hltm_spark.core.escaping import escape_text
+from hltm_spark.core.prompts import OUTPUTS, Prompt, load_prompt
 from hltm_spark.models.llm import MALFORMED, Completion, LlmClient, Request
 from hltm_spark.models.parsing import ParsedAnswer, parse_answer
 

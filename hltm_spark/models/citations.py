@@ -1,10 +1,11 @@
 """Which of the ids that a model cites were really in its prompt.
 
 Only ids of the prompt are kept; any other is dropped and counted as `unknown_source`, so that an
-invented id, or one of another tenant, is never stored. A cited id is matched as written, then with
-only these taken off, in this order: blanks around it, HTML entities (prompts escape ids),
-brackets and quotes around it, and a leading `document:`, `doc:`, `child:`, `node:`, `source:` or
-`id:` (also with `=` or `#`). Case is significant, and a part of an id is not the id.
+invented id, or one of another tenant, is never stored; nor is one that could mean two. A cited id
+is matched as written, then with only these taken off, in this order: blanks around it, HTML
+entities (prompts escape ids), brackets and quotes around it, and a leading `document:`, `doc:`,
+`child:`, `node:`, `source:` or `id:` (also with `=` or `#`). Case is significant, and a part of an
+id is not the id.
 """
 
 import html
@@ -12,6 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from hltm_spark.core.escaping import escape_attribute
 
 _AROUND = " \t\r\n[](){}<>\"'`"
 _PREFIX = re.compile(r"^(?:document|doc|child|node|source|id)s?\s*[:=#]\s*", re.IGNORECASE)
@@ -24,6 +27,9 @@ class KnownSources:
     def __init__(self, ids: Sequence[str], *, dropped: Counter[str]) -> None:
         """Remember the ids; `dropped` gets the count of unknown ones."""
         self._ids = frozenset(ids)
+        shown = {escape_attribute(known): known for known in ids}
+        # an id that is what the prompt shows of another one names neither
+        self._ambiguous = frozenset(k for k in ids if shown.get(k, k) != k)
         self._dropped = dropped
         on_one_line: dict[str, list[str]] = {}
         for known in ids:
@@ -52,8 +58,10 @@ class KnownSources:
 
     def _match(self, cited: str) -> str | None:
         candidate = cited
-        for step in (_same, str.strip, html.unescape, _bare, _unprefixed, _bare):
+        for step in (_same, str.strip, _unescaped, _bare, _unprefixed, _bare):
             candidate = step(candidate)
+            if candidate in self._ambiguous:
+                return None
             if candidate in self._ids:
                 return candidate
             if candidate in self._shown:
@@ -63,6 +71,13 @@ class KnownSources:
 
 def _same(text: str) -> str:
     return text
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a character reference of more digits than Python reads
+        return text
 
 
 def _bare(text: str) -> str:

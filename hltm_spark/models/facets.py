@@ -127,7 +127,7 @@ class FacetReader:
             self._value(f"{name}.{key}", inner, sources=sources, depth=depth)
 
     def _scalar(self, name: str, value: Any, *, sources: list[str]) -> None:
-        name, text = one_line(name).strip("."), scalar_text(value)
+        name, text = one_line(name).strip(". "), scalar_text(value)
         if not text or not name:
             is_number = isinstance(value, float)
             self.dropped["not_a_number" if is_number and name else "empty"] += 1

@@ -47,6 +47,7 @@ _LONG_WORDS = (
 _PARAMETER_WORDS = ("unsupported", "not support", "unrecognized", "unknown", "not permitted",
                     "too large", "unexpected")  # fmt: skip
 _REFUSALS = frozenset({400, 422})
+_THOUGHT_TYPES = frozenset({"thinking", "reasoning"})
 
 
 def make_sdk_client(
@@ -269,8 +270,9 @@ def to_completion(raw: object, *, latency_s: float) -> Completion:
 
 def _content(content: object) -> str:
     if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return "".join(part for part in parts if isinstance(part, str))
+        parts = [part for part in content if isinstance(part, Mapping)]
+        texts = [part.get("text") for part in parts if part.get("type") not in _THOUGHT_TYPES]
+        return "".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else ""
 
 

@@ -25,8 +25,10 @@ from hltm_spark.models.json_text import JsonObject, NoJsonError, find_object
 from hltm_spark.models.llm import FILTERED, MALFORMED, REFUSED, TRUNCATED
 
 _ENDED = frozenset({"stop", "end_turn", "eos", "stop_sequence", "completed", "end"})
-_CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-_STOPPED = frozenset({"content_filter", "safety", "recitation", "blocklist", "prohibited_content"})
+_CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "max_length",
+                  "incomplete", "model_context_window_exceeded"})  # fmt: skip
+_STOPPED = frozenset({"content_filter", "content_filtered", "safety", "recitation", "blocklist",
+                      "prohibited_content", "spii", "guardrail_intervened"})  # fmt: skip
 _APOLOGY = re.compile(
     r"\s*(?:i['\u2019]m sorry|i am sorry|sorry\b|i apologi[sz]e|i can(?:no|['\u2019])t\b"
     r"|i['\u2019]m (?:unable|not able)|i am (?:unable|not able)|i won['\u2019]t\b|as an ai\b)",
@@ -73,7 +75,7 @@ def parse_answer(
             of the wrong type, or left with nothing is malformed; `rationale` and `citation` are
             optional, and facets may be an empty object.
     """
-    reason = finish_reason.strip().lower()
+    reason = re.sub(r"[\s-]+", "_", finish_reason.strip().lower())
     _check_finish(text, reason)
     keys = OUTPUTS[output]
     try:

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import SettingsError
+from hltm_spark.core.escaping import escape_attribute
 from hltm_spark.core.prompts import (
     TASKS,
     Prompt,
-    escape_attribute,
     load_prompt,
     node_values,
     render_child,

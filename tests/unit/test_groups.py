@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hltm_spark.core.escaping import escape_text
 from hltm_spark.core.groups import SizedItem, assign_groups, split_document
-from hltm_spark.core.prompts import escape_text
 from hltm_spark.core.records import Document
 from hltm_spark.core.tokens import estimate_tokens
 from tests.builders import document

@@ -1,10 +1,10 @@
 import pytest
 
 from hltm_spark.core.errors import PromptError
+from hltm_spark.core.escaping import escape_text
 from hltm_spark.core.prompts import (
     OUTPUTS,
     TASKS,
-    escape_text,
     load_prompt,
     node_values,
     parse_prompt,

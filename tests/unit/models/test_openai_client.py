@@ -3,6 +3,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hltm_spark.core.config import LlmSettings
 from hltm_spark.core.errors import EnvironmentProblem, LlmError, LlmStopError, SettingsError
 from hltm_spark.models import retrying
+from hltm_spark.models.answering import ask
 from hltm_spark.models.llm import Completion, Request
 from hltm_spark.models.openai_client import OpenAiClient
 from hltm_spark.models.parsing import json_schema_of, parse_answer
@@ -131,6 +133,8 @@ def test_azure_puts_the_deployment_into_the_url(server: LlmServer) -> None:
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab", "stop"),
         ({"content": None, "refusal": "no"}, "", "refusal"),
         (None, "", "stop"),
+        ({"content": "x", "reasoning_content": "is it {", "reasoning": "no"}, "x", "stop"),
+        ({"content": [{"type": "reasoning", "text": "{"}, {"text": "x"}]}, "x", "stop"),
     ],
 )
 def test_servers_may_shape_their_message_as_they_like(
@@ -142,6 +146,64 @@ def test_servers_may_shape_their_message_as_they_like(
 
     assert (completion.text, completion.finish_reason) == (text, finish_reason)
     assert (completion.prompt_tokens, completion.completion_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"usage": {}}, {"usage": []}, {"usage": {"prompt_tokens": None}}, {"usage": "9"}]
+)
+def test_an_answer_without_usage_is_an_answer_all_the_same(more: dict[str, Any]) -> None:
+    choice = {"message": {"content": "x"}, "finish_reason": "stop"}
+
+    completion, _ = complete([replies.raw(json.dumps({"choices": [choice], **more}).encode())])
+
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("x", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        (
+            {"content": '<think>Is it {"facets": {"a": 1}}?</think>\n{"facets": {"city": "Oulu"}}'},
+            1,
+        ),
+        ({"content": '{"facets": {"city": "Oulu"}}', "reasoning_content": '{"facets": {}}'}, 1),
+        ({"content": '<think>Is it {"facets": {"city": "Turku"}}? I should'}, 2),
+    ],
+)
+def test_the_thinking_of_a_reasoning_model_is_no_answer(message: Any, asked: int) -> None:
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+    right = replies.text('{"facets": {"city": "Oulu"}}')
+
+    with serve_llm([replies.raw(body), right]) as server, closing(client(server)) as model:
+        parsed = ask(model, REQUEST, source_ids=["d1"], on_completion=lambda *_: None)
+
+    assert parsed.fields["facets"] == [{"name": "city", "value": "Oulu", "sources": []}]
+    assert len(server.chats) == asked
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ({"content": None}, "malformed"),
+        ({"content": None, "reasoning_content": '{"facets": {"a": 1}}'}, "malformed"),
+        ({"content": "", "tool_calls": [{"function": {"arguments": "{}"}}]}, "malformed"),
+        ({"content": None, "refusal": "I can't."}, "refused"),
+        ({"content": '{"facets": {"a": 1}}', "refusal": "I can't."}, "refused"),
+    ],
+)
+def test_an_answer_without_content_fails_its_request_after_one_call(
+    message: Any, kind: str
+) -> None:
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+
+    with (
+        serve_llm(always(replies.raw(body))) as server,
+        closing(client(server)) as model,
+        pytest.raises(LlmError, match=f"^{kind}"),
+    ):
+        ask(model, REQUEST, source_ids=["d1"], on_completion=lambda *_: None)
+
+    assert len(server.chats) == 1
 
 
 # ---- keys and settings
