@@ -11,6 +11,7 @@ from hltm_spark.pipeline import budget as budget_module
 from hltm_spark.pipeline.costs import Costs, read_costs
 from hltm_spark.pipeline.plan import plan_run
 from hltm_spark.pipeline.tables import LLM_CALLS, MEMORY, RUNS
+from hltm_spark.pipeline.verify import verify
 from tests.builders import raw_document
 from tests.builders import settings as make_settings
 from tests.llm_server import (
@@ -130,6 +131,27 @@ def test_requests_that_fail_unpaid_leave_their_calls_to_others(make_memory: Make
 
     assert memory.read(LLM_CALLS).count() == 4
     assert len(server.chats) == 6
+
+
+@pytest.mark.soak
+def test_a_rebuild_that_a_budget_stops_compares_nothing_and_keeps_its_answers(
+    make_memory: MakeMemory,
+) -> None:
+    with serve_llm() as server:
+        memory = make_memory(**sections(server))
+        memory.ingest(*roles(3))
+        memory.run(is_publishing=True)
+        memory.spark.sql(f"DELETE FROM {LLM_CALLS.sql_name(memory.root.path)}")
+
+        limit(memory, server, max_calls=2)
+        with pytest.raises(BudgetReachedError, match=r"nothing was compared: .*max_calls 2"):
+            verify(memory.spark, memory.settings, memory.root)
+        kept = memory.read(LLM_CALLS).count()
+        limit(memory, server)
+        found = verify(memory.spark, memory.settings, memory.root)
+
+    assert kept == 2
+    assert (found.calls, found.equal) == (3, True)
 
 
 def test_costs_are_what_the_server_counted(make_memory: MakeMemory) -> None:
