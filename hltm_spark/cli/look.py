@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hltm_spark.cli.costs import CostQuestion, cost_lines, cost_options
 from hltm_spark.cli.options import Call, common_options
 from hltm_spark.cli.run import start_spark
 from hltm_spark.core.errors import SettingsError, ShardCorrupt, ShardNotFound
@@ -66,11 +67,18 @@ def show(call: Call, node: str | None, depth: int | None) -> None:
 
 
 @click.command()
-@click.option("--last", type=int, default=20, show_default=True, help="How many runs.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    help="How many runs; 20 unless given, with --cost every answer on record.",
+)
 @click.option("--nodes", is_flag=True, help="The nodes that the latest run wrote.")
 @click.option("--failures", is_flag=True, help="What failed and was not written since, and why.")
+@cost_options
 @common_options
-def runs(call: Call, *, last: int, nodes: bool, failures: bool) -> None:
+def runs(
+    call: Call, *, last: int | None, nodes: bool, failures: bool, costs: CostQuestion | None
+) -> None:
     """Print what each run read, did and cost."""
     root = call.open_root()
     spark = start_spark("hltm runs")
@@ -79,7 +87,13 @@ def runs(call: Call, *, last: int, nodes: bool, failures: bool) -> None:
     from hltm_spark.pipeline.tables import FAILURES, MEMORY, RUNS, create_tables  # noqa: PLC0415
 
     create_tables(spark, root.path)
-    rows = RUNS.read(spark, root.path).orderBy(F.desc("started_at")).limit(last).collect()
+    if costs is not None:
+        from hltm_spark.pipeline.costs import read_costs  # noqa: PLC0415
+
+        found = read_costs(spark, call.settings, root, by=costs.by, run_id=costs.run_id, last=last)
+        call.report(found.summary(), cost_lines(found))
+        return
+    rows = RUNS.read(spark, root.path).orderBy(F.desc("started_at")).limit(last or 20).collect()
     written: list[str] = []
     if nodes and rows:
         memory = MEMORY.read(spark, root.path).where(F.col("run_id") == rows[0]["run_id"])

@@ -53,6 +53,25 @@ class Call:
                 click.echo(line)
 
 
+def budget_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb with the common options the limits of a run, over those of the conf file."""
+
+    @click.option("--max-calls", type=int, metavar="N", help="Answers that one run may pay.")
+    @click.option(
+        "--max-tokens", type=int, metavar="N", help="Tokens, of prompts and answers, of one run."
+    )
+    @click.option(
+        "--max-cost", type=float, metavar="X", help="Cost of one run, by the conf's prices."
+    )
+    @functools.wraps(verb)
+    def with_budgets(*args: Any, overrides: tuple[str, ...], **values: Any) -> None:
+        limits = {name: values.pop(name) for name in ("max_calls", "max_tokens", "max_cost")}
+        given = [f"budgets.{name}={n}" for name, n in limits.items() if n is not None]
+        verb(*args, overrides=(*overrides, *given), **values)
+
+    return with_budgets
+
+
 def common_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the common options; it gets them as its first argument, a `Call`."""
 

@@ -46,7 +46,16 @@ def plan_lines(planned: "Plan", settings: Settings) -> list[str]:
         f"{planned.unchanged} nodes stay as they are, {planned.removed} are removed",
         f"{planned.completion_tokens} completion tokens; {_cost_text(planned, settings)}",
         f"calls are {_bound_text(planned)}; {_token_text(planned, settings)}",
+        *_budget_lines(planned),
     ]
+
+
+def _budget_lines(planned: "Plan") -> list[str]:
+    """Return a line where a budget of conf will stop the run, else none."""
+    if not planned.beyond:
+        return []
+    may = "may" if planned.is_upper_bound else "will"
+    return [f"the run {may} stop at {', '.join(planned.beyond)}; further runs go on from there"]
 
 
 def _cost_text(planned: "Plan", settings: Settings) -> str:

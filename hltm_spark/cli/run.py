@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hltm_spark.cli.options import Call, common_options
-from hltm_spark.core.errors import FollowStoppedError
+from hltm_spark.cli.options import Call, budget_options, common_options
+from hltm_spark.core.errors import BudgetReachedError, FollowStoppedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,9 +56,13 @@ def ingest(call: Call, inputs: tuple[str, ...], mode: str) -> None:
 
 @click.command()
 @click.option("--publish/--no-publish", "is_publishing", default=True, help="Write shards.")
+@budget_options
 @common_options
 def index(call: Call, *, is_publishing: bool) -> None:
-    """Bring the memory tree up to the latest documents, with every node as a candidate."""
+    """Bring the memory tree up to the latest documents, with every node as a candidate.
+
+    A run that reaches a budget ends with exit code 3; what it paid is kept, the next one goes on.
+    """
     _run(call, kind="index", is_publishing=is_publishing)
 
 
@@ -72,12 +76,14 @@ def index(call: Call, *, is_publishing: bool) -> None:
     metavar="TIME",
     help="From the start of one update to the next with --follow: 90, 60s, 5m, 1h.",
 )
+@budget_options
 @common_options
 def update(call: Call, *, is_publishing: bool, follow: bool, every: str) -> None:
     """Bring the memory tree up to the latest documents, from what the change feed names.
 
     With --follow it goes on until SIGTERM or Ctrl-C: the cycle that is at work ends first. A cycle
-    that fails is tried again later; ten in a row end it.
+    that fails is tried again later; ten in a row end it. A budget holds for each cycle: one that
+    reaches it ends there, the next goes on. Without --follow it ends with exit code 3.
     """
     if not follow:
         _run(call, kind="update", is_publishing=is_publishing)
@@ -94,7 +100,7 @@ def update(call: Call, *, is_publishing: bool, follow: bool, every: str) -> None
             every_s=every_s,
             stop=stop,
         )
-    raise FollowStoppedError("update --follow was stopped by a signal; every cycle is complete")
+    raise FollowStoppedError("update --follow was stopped by a signal, between two cycles")
 
 
 @click.command()
@@ -132,7 +138,11 @@ def _run(
     spark = spark or start_spark(f"hltm {kind}")
     from hltm_spark.pipeline.index import run_pipeline  # noqa: PLC0415
 
-    run = run_pipeline(spark, call.settings, root, kind=kind, is_publishing=is_publishing)
+    try:
+        run = run_pipeline(spark, call.settings, root, kind=kind, is_publishing=is_publishing)
+    except BudgetReachedError as error:
+        call.report(error.summary, [])  # the error itself says the rest
+        raise
     call.report(run.summary(), run_lines(run))
 
 

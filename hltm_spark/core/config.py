@@ -215,11 +215,17 @@ class Budgets(_Section):
         max_failure_ratio: Share of nodes that may fail before publishing stops.
         small_run_nodes: A run of at most this many nodes works in one process: few Spark jobs.
             0 gives every run to Spark.
+        max_calls: Answers that one run may pay, repairs included; no limit where not set.
+        max_tokens: Tokens of prompts and completions together that one run may pay.
+        max_cost: Cost of one run's answers, in the currency of the prices.
     """
 
     max_input_tokens: Positive = 24_000
     max_failure_ratio: Share = 0.2
     small_run_nodes: Annotated[int, Field(ge=0)] = 500
+    max_calls: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_cost: Annotated[float, Field(ge=0)] | None = None
 
 
 class EvidenceWeights(_Section):

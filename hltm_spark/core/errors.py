@@ -4,6 +4,9 @@ Every error takes one message string, so that it survives a process border (exec
 another process). Messages name ids, lengths and settings, never document text.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class HltmError(Exception):
     """Base of every error that hltm-spark raises on purpose."""
@@ -62,6 +65,16 @@ class StoppedError(HltmError):
 
 class FollowStoppedError(StoppedError):
     """Raised when a signal ended `update --follow` between two cycles."""
+
+
+class BudgetReachedError(StoppedError):
+    """Raised when a run used up `budgets.max_calls`, `max_tokens` or `max_cost`.
+
+    Attributes:
+        summary: The run as the command line prints it as JSON; empty where there was none.
+    """
+
+    summary: Mapping[str, Any] = {}
 
 
 class LeaseHeldError(StoppedError):

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.records import NodeInput
 from hltm_spark.models.requests import WAVES, NodePrompts
-from hltm_spark.pipeline.calls import call_model, find_answers, open_requests
+from hltm_spark.pipeline.calls import call_model, find_answers, nth_requests, open_requests
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.context import RunContext
 from hltm_spark.pipeline.journal import journalled_count
@@ -108,10 +108,18 @@ def _answer_wave(
 
 
 def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
-    """Call the model for the open requests; the answers are in the ledger when this returns."""
-    journal, slots = context.journal, min(context.slots, count)
-    call = context.call_settings(slots=slots)
-    before = journalled_count(journal)
+    """Call the model for the open requests; the answers are in the ledger when this returns.
+
+    Raises:
+        LlmStopError: The model refuses every further request.
+        BudgetReachedError: The run's budget is used up.
+    """
+    journal, before = context.journal, journalled_count(context.journal)
     with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
-        context.commits.append(LLM_CALLS, call_model(waiting, call, slots=slots))
+        for part in context.meter.portions(count):
+            rows = waiting if len(part) == count else nth_requests(waiting, part)
+            slots = min(context.slots, len(part))
+            call = context.call_settings(slots=slots)
+            with context.meter.watching():
+                context.commits.append(LLM_CALLS, call_model(rows, call, slots=slots))
     context.raise_if_stopped()

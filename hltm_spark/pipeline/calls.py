@@ -85,6 +85,16 @@ def open_requests(requests: DataFrame, ledger: DataFrame) -> DataFrame:
     return requests.join(answered, key, "left_anti").dropDuplicates(key).select(*OPEN_REQUEST.names)
 
 
+def nth_requests(requests: DataFrame, part: range) -> DataFrame:
+    """Return the open requests at some positions of their order by node, task and hash."""
+    key = ["tenant_id", "request_hash"]
+    ordered = requests.select("tenant_id", "node_id", "task", "request_hash").orderBy(
+        "tenant_id", "node_id", "task", "request_hash"
+    )
+    chosen = ordered.offset(part.start).limit(len(part)).select(*key)
+    return requests.join(chosen, key, "left_semi").select(*OPEN_REQUEST.names)
+
+
 def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFrame:
     """Return `llm_calls` rows for open requests. Append this frame once, then read the table."""
     spread = requests.repartition(slots)
@@ -154,6 +164,7 @@ class Caller:
     def _answer(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         paid: list[dict[str, Any]] = []
         if self._journal.stopped():
+            self._journal.note_skipped()
             return paid
         try:
             self._ask(row, paid)

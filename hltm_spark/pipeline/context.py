@@ -1,7 +1,7 @@
 """What every step of one run shares: settings, root, pinned tables, staging and journal."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyarrow.compute import Expression
@@ -9,14 +9,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import LlmStopError
+from hltm_spark.core.errors import BudgetReachedError, LlmStopError
 from hltm_spark.models.prices import cost
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.files import row_count
-from hltm_spark.pipeline.journal import read_spent
+from hltm_spark.pipeline.journal import BUDGET, read_spent, read_stop
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import task_slots
@@ -29,6 +30,7 @@ class RunContext:
 
     Attributes:
         commits: The only way to write a table: fenced by the run's lease.
+        meter: Holds what is spent against the run's budget.
     """
 
     spark: SparkSession
@@ -37,6 +39,7 @@ class RunContext:
     run: Run
     prompts: NodePrompts
     commits: Commits
+    meter: Meter = field(default_factory=Meter)
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
         """Write rows once to the run's staging folder; return them read back, and a count."""
@@ -95,17 +98,29 @@ class RunContext:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether a worker met what no further request can survive."""
-        return (self.journal / "STOP").exists()
+        """Tell whether requests were left out that the run cannot do without."""
+        return read_stop(self.journal) is not None
 
     def raise_if_stopped(self) -> None:
-        """Raise what a worker met that no further request can survive; the ledger has the rest."""
-        if self.is_stopped:
-            stop = self.journal / "STOP"
-            message = stop.read_text(encoding="utf-8")
-            self.close_calls()
-            shutil.rmtree(self.journal)
-            raise LlmStopError(message)
+        """Raise what kept the run from making a request; what it paid is in the ledger by now.
+
+        Raises:
+            LlmStopError: A worker met what no further request can survive.
+            BudgetReachedError: A budget is used up, with requests left to make.
+        """
+        stop, run = read_stop(self.journal), self.run
+        if stop is None:
+            return
+        self.close_calls()
+        shutil.rmtree(self.journal)
+        if stop.kind != BUDGET:
+            raise LlmStopError(stop.message)
+        tokens = run.prompt_tokens + run.completion_tokens
+        raise BudgetReachedError(
+            f"{stop.message}: this run paid {run.calls} calls, {tokens} tokens, "
+            f"cost {run.cost:.4f}; the memory is as it was, and the answers are in the ledger: "
+            "run it again to go on"
+        )
 
     def close_calls(self) -> None:
         """Count what was paid, and remove the journal: its answers are in the ledger."""

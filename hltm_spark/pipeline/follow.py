@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hltm_spark.core.errors import (
+    BudgetReachedError,
     DataError,
     EnvironmentProblem,
     HltmError,
@@ -44,6 +45,7 @@ def follow(
     The time is from start to start; a cycle that took longer is followed by the next at once. After
     failures in a row the next try is `every_s`, then 2, 4, 8 and at most 10 times as long after
     the end of the last. A root that another run holds is no failure: the next try is at its time.
+    Nor is a cycle that its budget stopped: a budget holds for each cycle, the next one goes on.
 
     Args:
         cycle: One run. It ends by itself: `stop` is looked at between cycles.
@@ -67,6 +69,9 @@ def follow(
             failures = 0
         except PERMANENT:
             raise
+        except BudgetReachedError as error:
+            failures = 0  # what was paid is kept: the row of failures is broken
+            logger.warning("cycle stopped by its budget: %s", _describe(error))
         except LeaseHeldError as error:
             logger.warning("cycle put off: %s", _describe(error))
         except Exception as error:

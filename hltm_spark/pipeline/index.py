@@ -14,14 +14,17 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import (
+    BudgetReachedError,
     HltmError,
     LeaseLostError,
     StoppedError,
     TooManyFailuresError,
 )
 from hltm_spark.core.records import fingerprint
+from hltm_spark.models.budgets import Budget
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
@@ -74,8 +77,9 @@ def run_pipeline(
         LeaseLostError: This run was suspended so long that another took over.
         DataError: The change feed cannot be read.
         LlmStopError: The model refuses every further request.
+        BudgetReachedError: A budget of conf is used up; the next run goes on from there.
     """
-    run = Run.start(kind)
+    run, budget = Run.start(kind), Budget.of(settings)
     prompts = NodePrompts.load(settings)
     make_llm(settings).close()
     ttl_s = settings.storage.lease_ttl_s
@@ -89,6 +93,7 @@ def run_pipeline(
             run=run,
             prompts=prompts,
             commits=Commits(spark, root.path, lease),
+            meter=Meter(budget, root.journal() / run.run_id),
         )
         _run(context, is_publishing=is_publishing)
     return run
@@ -137,6 +142,8 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
         run.finish("partial" if run.failed else "done")
     except HltmError as error:
         run.finish("stopped" if isinstance(error, StoppedError) else "failed", str(error))
+        if isinstance(error, BudgetReachedError):
+            error.summary = run.summary()
         raise
     except BaseException as error:
         is_asked = isinstance(error, KeyboardInterrupt)

@@ -9,12 +9,14 @@ import shutil
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from hltm_spark.models.budgets import Spent
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
@@ -32,6 +34,9 @@ FAILED = struct(
     }
 )
 """A request without a usable answer, as its worker noted it."""
+
+LLM, BUDGET = "llm", "budget"
+"""Kinds of stops: a model that takes no request, and a budget that is reached."""
 
 
 @dataclass(slots=True)
@@ -61,12 +66,16 @@ class Journal:
         file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def stop(self, message: str) -> None:
-        """Tell every worker of the run to make no further call."""
-        (self.folder / "STOP").write_text(message, encoding="utf-8")
+        """Tell every worker of the run to make no further call: the model takes none."""
+        (self.folder / "STOP").write_text(f"{LLM}\n{message}", encoding="utf-8")
 
     def stopped(self) -> bool:
-        """Tell whether some worker of the run said stop."""
+        """Tell whether some worker of the run, or its driver, said stop."""
         return (self.folder / "STOP").exists()
+
+    def note_skipped(self) -> None:
+        """Note that a request was not made because of a stop."""
+        note_skipped(self.folder)
 
     def close(self) -> None:
         """Close the file; it stays until its answers are in the ledger."""
@@ -78,26 +87,78 @@ def journalled_count(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
 
 
-@dataclass(slots=True)
-class Spent:
-    """What a run's journal says was paid."""
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run makes no further call; `kind` is `LLM` or `BUDGET`."""
 
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    kind: str
+    message: str
+
+
+def write_stop(folder: Path, message: str, *, kind: str) -> None:
+    """Tell every worker of a run to make no further call, unless one was told already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), (folder / "STOP").open("x", encoding="utf-8") as file:
+        file.write(f"{kind}\n{message}")
+
+
+def note_skipped(folder: Path) -> None:
+    """Note that a request of a run was not made because of a stop."""
+    file = folder / "SKIPPED"
+    if not file.exists():
+        file.touch()
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """Return what keeps a run from going on, or None.
+
+    A budget that the last call of all used up keeps it from nothing: only a request that was not
+    made does.
+    """
+    file = folder / "STOP"
+    if not file.exists():
+        return None
+    kind, _, message = file.read_text(encoding="utf-8").partition("\n")
+    if kind == BUDGET and not (folder / "SKIPPED").exists():
+        return None
+    return Stop(kind, message)
+
+
+@dataclass(slots=True)
+class Spending:
+    """The sums over a run's journal while it grows: every line is read once."""
+
+    folder: Path
+    _spent: Spent = field(default_factory=Spent)
+    _read: dict[Path, int] = field(default_factory=dict)  # bytes that were read, by file
+
+    def read(self) -> Spent:
+        """Return what was paid until now; a line that is being written counts the next time."""
+        for file in self.folder.glob("*.jsonl"):
+            begin = self._read.get(file, 0)
+            if file.stat().st_size > begin:
+                self._read[file] = begin + self._add(file, begin)
+        return replace(self._spent)
+
+    def _add(self, file: Path, begin: int) -> int:
+        """Add the whole lines of a file from a position on; return their bytes."""
+        size = 0
+        with file.open("rb") as lines:
+            lines.seek(begin)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                size += len(line)
+                answer = json.loads(line)
+                self._spent.calls += 1
+                self._spent.prompt_tokens += answer["prompt_tokens"]
+                self._spent.completion_tokens += answer["completion_tokens"]
+        return size
 
 
 def read_spent(folder: Path) -> Spent:
-    """Return the sums over a run's journal, read line by line."""
-    spent = Spent()
-    for file in sorted(folder.glob("*.jsonl")):
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                answer = json.loads(line)
-                spent.calls += 1
-                spent.prompt_tokens += answer["prompt_tokens"]
-                spent.completion_tokens += answer["completion_tokens"]
-    return spent
+    """Return the sums over a run's journal."""
+    return Spending(folder).read()
 
 
 def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:

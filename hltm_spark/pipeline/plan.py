@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from hltm_spark.core.config import Settings
 from hltm_spark.core.records import fingerprint
 from hltm_spark.models.answering import EXTRACTIVE, REPAIR
+from hltm_spark.models.budgets import Budget, Spent
 from hltm_spark.models.prices import cost
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.changes import few_paths
@@ -78,6 +79,7 @@ class Plan:
         levels: From the tenant down.
         considered: Which nodes were looked at, in words.
         history: Answers on record that token figures are scaled by; 0 where there are too few.
+        beyond: Budgets of conf that the run would go beyond, such as `budgets.max_calls 10`.
     """
 
     nodes_touched: int = 0
@@ -93,6 +95,7 @@ class Plan:
     levels: tuple[LevelPlan, ...] = ()
     considered: str = "no documents"
     history: int = 0
+    beyond: tuple[str, ...] = ()
 
     @classmethod
     def empty(cls, settings: Settings, **fields: Any) -> Self:
@@ -116,7 +119,9 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
 
     Raises:
         DataError: The change feed cannot be read.
+        SettingsError: A cost is limited without a price.
     """
+    Budget.of(settings)
     prompts = NodePrompts.load(settings)
     if not DOCUMENTS.exists(root.path):
         return Plan.empty(settings)
@@ -163,9 +168,10 @@ def _plan(context: PlanContext) -> Plan:
     prompt_tokens = sum(level.prompt_tokens for level in levels)
     completion_tokens = _completion_tokens(context, asked)
     kept_count, is_upper_bound = _kept(context, outcome)
+    calls = sum(level.calls for level in levels)
     return Plan(
         nodes_touched=run.nodes_touched,
-        calls=sum(level.calls for level in levels),
+        calls=calls,
         cached=run.cached,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -175,6 +181,7 @@ def _plan(context: PlanContext) -> Plan:
         removed=outcome.gone_count,
         levels=levels,
         history=scale.history,
+        beyond=Budget.of(settings).exceeded(Spent(calls, prompt_tokens, completion_tokens)),
         **facts,
     )
 

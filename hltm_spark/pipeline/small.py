@@ -226,10 +226,14 @@ class _SmallRun:
             self._caller = self._open.enter_context(Caller(self._context.call_settings(slots=1)))
         journal = self._context.journal
         before = journalled_count(journal)
+        meter = self._context.meter
+        paid: list[dict[str, Any]] = []
         with counting(
             "calls", total=len(waiting), count=lambda: journalled_count(journal) - before
         ):
-            paid = list(self._caller.answers(waiting))
+            for part in meter.portions(len(waiting)):
+                with meter.watching():
+                    paid += self._caller.answers(waiting[part.start : part.stop])
         self._paid += paid
         if self._context.is_stopped:
             self._settle()

@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import ReaderError
+from hltm_spark.core.errors import BudgetReachedError, ReaderError
 from hltm_spark.core.shard import current_version, file_entry, read_manifest, tenant_folder
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.index import run_pipeline
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.root import Root, open_root
-from hltm_spark.pipeline.runs import read_cursor
+from hltm_spark.pipeline.runs import Run, read_cursor
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
     EMBEDDINGS,
@@ -97,6 +97,7 @@ def verify(
 
     Raises:
         LeaseHeldError: Another run on this root did not end in time.
+        BudgetReachedError: The rebuild used up a budget of conf; nothing was compared.
     """
     began = datetime.now(UTC)
     run_id = f"verify-{began:%Y%m%dT%H%M%S%f}-{secrets.token_hex(3)}"
@@ -105,9 +106,8 @@ def verify(
         create_tables(spark, root.path)
         try:
             scratch = _scratch_root(root, run_id, is_cold=is_cold)
-            run = run_pipeline(spark, settings, scratch, kind="index")
-            if run.calls and not is_cold:
-                _keep_answers(spark, scratch, Commits(spark, root.path, lease), run.run_id)
+            commits = Commits(spark, root.path, lease)
+            run = _rebuild(spark, settings, scratch, None if is_cold else commits)
             found = _compare(spark, root, scratch)
         finally:
             root.clear_staging(run_id)
@@ -133,8 +133,34 @@ def _scratch_root(root: Root, run_id: str, *, is_cold: bool) -> Root:
     return open_root(str(folder))
 
 
+def _rebuild(
+    spark: SparkSession, settings: Settings, scratch: Root, commits: Commits | None
+) -> Run:
+    """Run `index` into the scratch root.
+
+    Args:
+        spark: Session.
+        settings: The conf.
+        scratch: Root with the documents alone, or with answers and vectors too.
+        commits: Of the root itself, for the answers that the rebuild pays: they are never to be
+            bought again. None leaves them out.
+    """
+    try:
+        run = run_pipeline(spark, settings, scratch, kind="index")
+    except BudgetReachedError as error:
+        if commits and error.summary["calls"]:
+            _keep_answers(spark, scratch, commits, str(error.summary["run_id"]))
+        what = str(error).partition(";")[0]
+        raise BudgetReachedError(
+            f"the rebuild stopped, nothing was compared: {what}; raise the budget, e.g. "
+            "--set budgets.max_calls=N"
+        ) from None
+    if commits and run.calls:
+        _keep_answers(spark, scratch, commits, run.run_id)
+    return run
+
+
 def _keep_answers(spark: SparkSession, scratch: Root, commits: Commits, run_id: str) -> None:
-    """Bring what the rebuild paid into the ledger: it is never to be bought again."""
     paid = LLM_CALLS.read(spark, scratch.path).where(F.col("run_id") == run_id)
     commits.append(LLM_CALLS, paid)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hltm_spark.core.errors import (
+    BudgetReachedError,
     DataError,
     EmbeddingError,
     LeaseHeldError,
@@ -111,6 +112,15 @@ def test_a_root_in_use_is_no_failure() -> None:
     held = [LeaseHeldError("held") for _ in range(5)]
 
     assert Loop(*held, 0).run(max_failures=1) == [0, 60, 120, 180, 240, 300]
+
+
+def test_a_cycle_that_its_budget_stopped_is_no_failure_and_ends_a_row_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cycles: list[float | Exception] = [ValueError(), BudgetReachedError("10 calls"), ValueError()]
+
+    assert Loop(*cycles, 0).run(max_failures=2) == [0, 60, 120, 180]
+    assert "cycle stopped by its budget: BudgetReachedError: 10 calls" in caplog.messages
 
 
 def test_a_failure_is_one_line_without_a_foreign_message(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,80 @@
+"""A run keeps to its budget: the driver alone decides, from what the journal holds.
+
+It hands out no more requests than `budgets.max_calls` has left, and looks at the journal while
+calls go on. At the limit it writes the STOP file, after which no worker makes a further call: what
+is in flight then, with the repair that it may need, is still paid.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hltm_spark.models.budgets import Budget, Spent
+from hltm_spark.pipeline.journal import BUDGET, Spending, note_skipped, read_stop, write_stop
+
+POLL_S = 0.25
+"""Seconds between two looks at the journal."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """What a run has spent, held against its budget; unlimited where it is made from nothing."""
+
+    budget: Budget = field(default_factory=Budget)
+    journal: Path = field(default_factory=Path)
+    _spending: Spending = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._spending = Spending(self.journal)
+
+    def spent(self) -> Spent:
+        """Return what the journal says was paid."""
+        return self._spending.read()
+
+    def portions(self, count: int) -> Iterator[range]:
+        """Yield which of `count` open requests to answer next, until all were or the run stops.
+
+        Every portion is as large as the calls that are left. Requests that failed unpaid leave
+        some, so that a second portion may follow; an unlimited run gets all in one.
+        """
+        done = 0
+        while done < count:
+            end = count
+            if self.budget.is_limited:
+                if self._is_over():
+                    return
+                end = done + self.budget.calls_left(self.spent(), wanted=count - done)
+            yield range(done, end)
+            done = end
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Stop the workers once the budget is reached while the block runs."""
+        if not self.budget.is_limited:
+            yield
+            return
+        finished = threading.Event()
+        thread = threading.Thread(
+            target=self._watch, args=(finished,), name="hltm-budget", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            thread.join()
+
+    def _watch(self, finished: threading.Event) -> None:
+        while not finished.wait(POLL_S):
+            if reached := self.budget.reached(self.spent()):
+                write_stop(self.journal, f"{reached} is reached", kind=BUDGET)
+                return
+
+    def _is_over(self) -> bool:
+        """Tell whether the run must stop before another request; leave word why."""
+        if reached := self.budget.reached(self.spent()):
+            write_stop(self.journal, f"{reached} is reached", kind=BUDGET)
+            note_skipped(self.journal)
+        return read_stop(self.journal) is not None
