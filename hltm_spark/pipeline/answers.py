@@ -109,7 +109,7 @@ def _answer_wave(
 
 def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
     """Call the model for the open requests; the answers are in the ledger when this returns."""
-    journal, slots = context.journal, min(context.slots, count)
+    journal, slots = context.journal, context.call_slots(count)
     call = context.call_settings(slots=slots)
     before = journalled_count(journal)
     with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
