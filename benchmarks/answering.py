@@ -83,11 +83,34 @@ def answer(user: str) -> tuple[str, int]:
     return json.dumps(fields), height
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Shares of the calls that go wrong, evenly spread; 0 for none.
+
+    Attributes:
+        limited: HTTP 429 with Retry-After of one second.
+        reset: The connection ends without an answer.
+        malformed: An answer that is not the JSON that was asked for.
+    """
+
+    limited: float = 0.0
+    reset: float = 0.0
+    malformed: float = 0.0
+
+    def of(self, number: int) -> str:
+        """Return what goes wrong with a call, by its number; empty for nothing."""
+        for name, share in asdict(self).items():
+            # the parts of a golden section are spread as evenly as can be, whatever the share
+            if share and (number * 0.618033988749895 + len(name) / 7) % 1 < share:
+                return str(name)
+        return ""
+
+
 class AnsweringServer:
     """Answers every chat completion after a delay, as many at once as come."""
 
-    def __init__(self, latency_s: float) -> None:
-        self._latency_s = latency_s
+    def __init__(self, latency_s: float, faults: Faults) -> None:
+        self._latency_s, self._faults, self._number = latency_s, faults, 0
         self._served = Served()
         self._waiting = 0
         self._cpu_began = 0.0
@@ -98,10 +121,14 @@ class AnsweringServer:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-                content = json.dumps(await self._reply(head, body)).encode()
+                fault = self._next_fault(head)
+                if fault == "reset":
+                    break
+                status = b"429 Busy\r\nretry-after: 1" if fault == "limited" else b"200 OK"
+                content = json.dumps(await self._reply(head, body, fault)).encode()
                 writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-                    b"content-length: %d\r\n\r\n%b" % (len(content), content)
+                    b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n"
+                    b"content-length: %d\r\n\r\n%b" % (status, len(content), content)
                 )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -109,21 +136,30 @@ class AnsweringServer:
         finally:
             writer.close()
 
-    async def _reply(self, head: bytes, body: bytes) -> dict[str, Any]:
+    def _next_fault(self, head: bytes) -> str:
+        if head.startswith(b"GET /served"):
+            return ""
+        self._number += 1
+        return self._faults.of(self._number)
+
+    async def _reply(self, head: bytes, body: bytes, fault: str) -> dict[str, Any]:
         if head.startswith(b"GET /served"):
             return self._take()
+        if fault == "limited":
+            return {"error": {"code": "rate_limit_exceeded", "message": "busy"}}
         self._waiting += 1
         self._served.calls += 1
         self._served.peak = max(self._served.peak, self._waiting)
         try:
             if self._latency_s:
                 await asyncio.sleep(self._latency_s)
-            return self._complete(json.loads(body))
+            return self._complete(json.loads(body), is_right=fault != "malformed")
         finally:
             self._waiting -= 1
 
-    def _complete(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, request: dict[str, Any], *, is_right: bool) -> dict[str, Any]:
         text, height = answer(request["messages"][-1]["content"])
+        text = text if is_right else "There is nothing to say about this."
         self._served.height = max(self._served.height, height)
         return {
             "id": "chatcmpl-0",
@@ -160,10 +196,11 @@ class Answering:
 
 
 @contextmanager
-def serve_answers(latency_s: float) -> Iterator[Answering]:
+def serve_answers(latency_s: float, faults: Faults | None = None) -> Iterator[Answering]:
     """Run a server in a process of its own for the time of a with block."""
     milliseconds = str(round(latency_s * 1000))
     command = [sys.executable, "-m", "benchmarks.answering", "--latency-ms", milliseconds]
+    command += ["--faults", json.dumps(asdict(faults or Faults()))]
     with subprocess.Popen(
         command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -175,9 +212,9 @@ def serve_answers(latency_s: float) -> Iterator[Answering]:
             process.stdin.close()
 
 
-async def _run(latency_s: float) -> None:
+async def _run(latency_s: float, faults: Faults) -> None:
     server = await asyncio.start_server(
-        AnsweringServer(latency_s).serve, "127.0.0.1", 0, backlog=256
+        AnsweringServer(latency_s, faults).serve, "127.0.0.1", 0, backlog=512
     )
     port = server.sockets[0].getsockname()[1]
     print(f"http://127.0.0.1:{port}/v1", flush=True)
@@ -188,7 +225,9 @@ def main() -> None:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(description="A model that answers at once, or after a delay.")
     parser.add_argument("--latency-ms", type=int, default=0, help="Delay of every answer.")
-    asyncio.run(_run(parser.parse_args().latency_ms / 1000))
+    parser.add_argument("--faults", default="{}", help="Fields of Faults as JSON.")
+    arguments = parser.parse_args()
+    asyncio.run(_run(arguments.latency_ms / 1000, Faults(**json.loads(arguments.faults))))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hltm_spark.pipeline.root import Root, open_root
 from hltm_spark.pipeline.runs import Run
 
 CONCURRENCY = 64
-_CONF = "conf/hiring.toml"
+CONF = "conf/hiring.toml"
 _WARM_UP_LEAVES = 100
 
 
@@ -119,7 +119,7 @@ def measured_memory(
             overrides.append(f"budgets.small_run_nodes={small_run_nodes}")
         memory = MeasuredMemory(
             spark=spark,
-            settings=load_settings(_CONF, overrides=overrides),
+            settings=load_settings(CONF, overrides=overrides),
             root=open_root(f"{folder}/root"),
             server=server,
             scratch=Path(folder),

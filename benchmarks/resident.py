@@ -1,4 +1,4 @@
-"""Peak resident memory of this process, of the JVM that it started, and of that JVM's workers."""
+"""Memory and processor time of this process, of the JVM that it started, and of its workers."""
 
 import os
 import re
@@ -56,15 +56,31 @@ def watch_peaks() -> Iterator[Peaks]:
         thread.join()
 
 
-def _sample(peaks: Peaks) -> None:
-    peaks.driver = max(peaks.driver, _peak(os.getpid()))
+def worker_cpu_s() -> float:
+    """Return the processor time so far of every process that the JVM started; 0 without /proc."""
+    return sum(_cpu_s(pid) for pid in _workers())
+
+
+def _workers() -> set[int]:
     parents = _descendants()
     jvms = {pid for pid in parents if _text(pid, "comm").strip() == "java"}
-    for pid in parents:
-        if pid in jvms:
+    return {pid for pid in parents if pid not in jvms and jvms & set(_line_of(pid, parents))}
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time of a process and of its children that ended."""
+    fields = _text(pid, "stat").rpartition(")")[2].split()
+    ticks = sum(map(int, fields[11:15])) if fields else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _sample(peaks: Peaks) -> None:
+    peaks.driver = max(peaks.driver, _peak(os.getpid()))
+    for pid in _descendants():
+        if _text(pid, "comm").strip() == "java":
             peaks.jvm = max(peaks.jvm, _peak(pid))
-        elif jvms & set(_line_of(pid, parents)):
-            peaks.workers[pid] = max(peaks.workers.get(pid, 0.0), _peak(pid))
+    for pid in _workers():
+        peaks.workers[pid] = max(peaks.workers.get(pid, 0.0), _peak(pid))
 
 
 def _descendants() -> dict[int, int]:

@@ -7,6 +7,7 @@ latency: the same with a model that takes half a second a call, 64 calls at once
 nearline: 20 leaves change, again and again.
 skew: one seat with very many projects, one of which changes.
 growth: full indexes and updates of several sizes.
+calls: the call stage alone beside the ideal, also with an endpoint that fails now and then.
 
 The model is `benchmarks.answering`, over HTTP: at no delay it takes less time than the extractive
 provider, so that the engine is what is measured. Goals stand beside and fail nothing; they are for
@@ -19,14 +20,15 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from benchmarks.answering import Served
+from benchmarks.answering import Faults, Served
+from benchmarks.calls import measure_calls
 from benchmarks.hiring import change, edit, make_documents, necessary_calls
 from benchmarks.measured import CONCURRENCY, Cost, job_ids, measured_memory, warm_up
 from benchmarks.resident import watch_peaks
@@ -199,12 +201,31 @@ def growth(spark: SparkSession, sizes: Sizes) -> Table:
     return table
 
 
+def calls(spark: SparkSession, sizes: Sizes) -> Table:
+    """Compare the call stage with calls x latency / calls at once."""
+    count, latency_s = max(64, sizes.leaves // 5), sizes.latency_s
+    failing = Faults(limited=0.05, reset=0.01, malformed=0.01)
+    table = Table(f"{count} calls of {latency_s * 1000:.0f} ms by Spark: wall / ideal")
+    for at_once, faults, goal in ((64, Faults(), 1.15), (256, Faults(), 1.4), (64, failing, 1.4)):
+        stage = measure_calls(spark, count, at_once=at_once, latency_s=latency_s, faults=faults)
+        name = f"at_{at_once}" + ("_with_faults" if faults.limited else "")
+        ideal = count * latency_s / at_once
+        ratio, each_ms = stage.seconds / ideal, stage.cpu_s / stage.served.calls * 1000
+        shown = f"{ratio:.2f}  ({stage.seconds:.1f} s)"
+        table.add(name, round(ratio, 4), shown=shown, goal=goal)
+        table.add(f"{name}_client_ms_a_call", round(each_ms, 3), shown=f"{each_ms:.2f}")
+        table.add(f"{name}_failed", stage.failures)
+        table.values[f"{name}_stage"] = asdict(stage)
+    return table
+
+
 PARTS: dict[str, Callable[[SparkSession, Sizes], Table]] = {
     "update": update,
     "latency": latency,
     "nearline": nearline,
     "skew": skew,
     "growth": growth,
+    "calls": calls,
 }
 
 

@@ -136,6 +136,13 @@ class LlmSettings(_Section):
         base_url: Root of an OpenAI-compatible API; empty is OpenAI's own.
         api_key_env: Environment variable with the key.
         max_concurrency: Calls in flight, over the whole run.
+        workers: Tasks that call side by side and share the limits; as many as Spark's shuffle
+            partitions where not set. More than run at once leave a part of the limits unused.
+        requests_per_minute: Over the whole run; no limit where not set.
+        tokens_per_minute: Of prompts and answers, over the whole run; no limit where not set.
+        circuit_failures: Calls in a row that fail because the endpoint is down, after which a
+            worker pauses, and tries one call at a time.
+        circuit_s: Seconds of such pauses without one answer, after which the run stops.
         max_output_tokens: Upper bound of one answer.
         output_tokens_parameter: Its name in the request body, as the model wants it.
         temperature: Left out of the request where not set.
@@ -151,6 +158,11 @@ class LlmSettings(_Section):
     model: str = ""
     api_key_env: str = "OPENAI_API_KEY"
     max_concurrency: Positive = 16
+    workers: Positive | None = None
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    circuit_failures: Positive = 20
+    circuit_s: Annotated[float, Field(gt=0)] = 120.0
     max_output_tokens: Positive = 2048
     output_tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = (
         "max_completion_tokens"

@@ -1,15 +1,18 @@
-"""One request, answered and validated, with one repair of an answer that cannot be read."""
+"""One request, answered and validated; cut off or unreadable answers are asked for once more."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hltm_spark.core.errors import LlmError
 from hltm_spark.core.escaping import escape_text
 from hltm_spark.core.prompts import OUTPUTS, Prompt, load_prompt
-from hltm_spark.models.llm import MALFORMED, Completion, LlmClient, Request
+from hltm_spark.models.llm import MALFORMED, TRUNCATED, Completion, LlmClient, Request
 from hltm_spark.models.parsing import ParsedAnswer, parse_answer
 
 REPAIR = "repair/response"
 EXTRACTIVE = "extractive"
+LARGER = 2
+"""Times the output limit for an answer that was cut off."""
 
 OnCompletion = Callable[[Request, Completion, bool], None]
 """Told of every paid answer as it arrives: request, answer, and whether it could be used."""
@@ -26,8 +29,9 @@ def ask(
 ) -> ParsedAnswer:
     """Return the validated answer to a request.
 
-    A malformed answer is sent back once, to be written again as the JSON that was asked for; not
-    so a truncated, filtered or refused one, and never the extractive provider's.
+    An answer that was cut off at the output limit is asked for once more with a larger one. A
+    malformed answer is sent back once, to be written again as the JSON that was asked for; not so a
+    filtered or refused one, and never the extractive provider's.
 
     Args:
         client: Any provider.
@@ -52,8 +56,16 @@ def ask(
             max_questions=max_questions,
         )
 
+    def answer_whole(asked: Request) -> ParsedAnswer:
+        try:
+            return answer(asked)
+        except LlmError as error:
+            if not str(error).startswith(TRUNCATED):
+                raise
+        return answer(replace(asked, output_factor=LARGER))
+
     try:
-        return answer(request)
+        return answer_whole(request)
     except _UnreadableError as error:
         if client.model == EXTRACTIVE or not error.text.strip():
             raise LlmError(str(error)) from None

@@ -40,6 +40,7 @@ class Request:
             `summary` for one_sentence_summary, left out for any other provider, and `group` where
             the node is a group of a larger one's items.
         node: What a leaf/ or parent/ task is about.
+        output_factor: Times the output limit of conf: above 1 for an answer that was cut off.
     """
 
     task: str
@@ -48,6 +49,7 @@ class Request:
     user: str
     payload: Mapping[str, Any] = field(default_factory=dict)
     node: NodeInput | None = None
+    output_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

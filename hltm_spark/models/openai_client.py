@@ -22,6 +22,7 @@ from hltm_spark.core.errors import (
     SettingsError,
 )
 from hltm_spark.models import retrying
+from hltm_spark.models.limits import CallLimiter, Try
 from hltm_spark.models.llm import FILTERED, REFUSED, TOO_LONG, UNAVAILABLE, Completion, Request
 from hltm_spark.models.parsing import json_schema_of
 from hltm_spark.models.response_format import FormatChoice, concerns_format
@@ -104,8 +105,12 @@ def post_json(sdk: openai.OpenAI, path: str, body: dict[str, Any]) -> object:
 class OpenAiClient:
     """An `LlmClient` over HTTP. Safe to share between threads."""
 
-    def __init__(self, settings: LlmSettings) -> None:
+    def __init__(self, settings: LlmSettings, limiter: CallLimiter | None = None) -> None:
         """Prepare the client; no call is made before `complete`.
+
+        Args:
+            settings: Endpoint, model and limits.
+            limiter: Lets its calls through; one of its own where not given.
 
         Raises:
             EnvironmentProblem: The variable of the key is not set.
@@ -114,6 +119,7 @@ class OpenAiClient:
         self._settings = settings
         self._sdk = make_sdk_client(settings, section="llm", azure=settings.provider == "azure")
         self._format = FormatChoice(settings.structured_output)
+        self._limiter = limiter or CallLimiter(settings)
 
     @property
     def model(self) -> str:
@@ -161,9 +167,17 @@ class OpenAiClient:
         )
 
     def _once(self, body: dict[str, Any]) -> Completion:
-        started = time.monotonic()
-        raw = post_json(self._sdk, "/chat/completions", body)
-        return to_completion(raw, latency_s=time.monotonic() - started)
+        limiter = self._limiter
+        with limiter.turn(_charge_of(body)) as one:
+            started = time.monotonic()
+            try:
+                raw = post_json(self._sdk, "/chat/completions", body)
+                answer = to_completion(raw, latency_s=time.monotonic() - started)
+            except (openai.APIError, retrying.NoAnswerError) as error:
+                _note_error(limiter, one, error)
+                raise
+            limiter.answered(one, tokens=answer.prompt_tokens + answer.completion_tokens)
+            return answer
 
     def _body(self, request: Request, mode: str) -> dict[str, Any]:
         settings, system = self._settings, request.system
@@ -175,7 +189,7 @@ class OpenAiClient:
         body: dict[str, Any] = {
             "model": settings.model,
             "messages": messages,
-            settings.output_tokens_parameter: settings.max_output_tokens,
+            settings.output_tokens_parameter: settings.max_output_tokens * request.output_factor,
         }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
@@ -240,6 +254,20 @@ class OpenAiClient:
                 "remove llm.temperature"
             )
         return None
+
+
+def _charge_of(body: Mapping[str, Any]) -> int:
+    """Return the tokens that a request will be charged with, about: its answer is not known yet."""
+    return sum(len(message["content"]) for message in body["messages"]) // 4
+
+
+def _note_error(limiter: CallLimiter, one: Try, error: Exception) -> None:
+    if not retrying.is_temporary_error(error):
+        limiter.answered(one)
+    elif isinstance(error, openai.RateLimitError):
+        limiter.refused(one)
+    else:
+        limiter.failed(one)
 
 
 def to_completion(raw: object, *, latency_s: float) -> Completion:

@@ -2,11 +2,16 @@
 
 from hltm_spark.core.config import EmbeddingSettings, Settings
 from hltm_spark.models.embedders import Embedder, WordLlamaEmbedder
+from hltm_spark.models.limits import CallLimiter
 from hltm_spark.models.llm import LlmClient
 
 
-def make_llm(settings: Settings) -> LlmClient:
+def make_llm(settings: Settings, limiter: CallLimiter | None = None) -> LlmClient:
     """Return the client of `llm.provider`; it makes no call yet.
+
+    Args:
+        settings: The conf.
+        limiter: Lets its calls through, where it calls an endpoint; one of its own if not given.
 
     Raises:
         EnvironmentProblem: The variable with the key is not set.
@@ -17,7 +22,7 @@ def make_llm(settings: Settings) -> LlmClient:
         return ExtractiveClient(settings)
     from hltm_spark.models.openai_client import OpenAiClient  # noqa: PLC0415  # 1.2 s to import
 
-    return OpenAiClient(settings.llm)
+    return OpenAiClient(settings.llm, limiter)
 
 
 def make_embedder(settings: EmbeddingSettings) -> Embedder:

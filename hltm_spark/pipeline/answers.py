@@ -118,7 +118,7 @@ def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
     with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
         for part in context.meter.portions(count):
             rows = waiting if len(part) == count else nth_requests(waiting, part)
-            slots = min(context.slots, len(part))
+            slots = context.call_slots(len(part))
             call = context.call_settings(slots=slots)
             with context.meter.watching():
                 context.commits.append(LLM_CALLS, call_model(rows, call, slots=slots))

@@ -8,11 +8,13 @@ was in flight.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Self
 
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -21,6 +23,7 @@ from hltm_spark.core.errors import LlmError, LlmStopError
 from hltm_spark.core.records import NodeInput, fingerprint
 from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models.answering import REPAIR, ask
+from hltm_spark.models.limits import CallLimiter
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.journal import Journal
@@ -41,6 +44,9 @@ OPEN_REQUEST = struct(
 )
 
 
+_Done = tuple[list[dict[str, Any]], BaseException | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
     """What a worker needs to answer requests; travels as a value.
@@ -49,7 +55,8 @@ class CallSettings:
         settings: Provider, limits, budgets.
         prompts: To render the requests again on the worker.
         journal: Folder for this run's journal files.
-        window: Calls in flight in one worker.
+        stage: Name of this use: a run has one for each level and wave.
+        workers: Partitions that are called side by side, which share the run's limits.
         run_id: Recorded with every answer.
         make_client: Called once a partition, on the worker: clients hold sockets.
     """
@@ -57,9 +64,10 @@ class CallSettings:
     settings: Settings
     prompts: NodePrompts
     journal: str
-    window: int
+    stage: str
+    workers: int
     run_id: str
-    make_client: Callable[[Settings], LlmClient]
+    make_client: Callable[[Settings, CallLimiter], LlmClient]
 
 
 def find_answers(requests: DataFrame, ledger: DataFrame) -> DataFrame:
@@ -104,11 +112,20 @@ def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFr
 def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
     """Answer the requests of one partition: `OPEN_REQUEST` rows.
 
+    A worker that has no more to do says so, and the others take over its share of the limits: no
+    partition works on alone at a fraction of what the endpoint allows.
+
     Yields:
         Paid answers as `llm_calls` rows, in order of completion.
     """
-    with Caller(call) as caller:
+    with Caller(call, worker=_partition()) as caller:
         yield from caller.answers(rows)
+        caller.leave()
+
+
+def _partition() -> int:
+    task = TaskContext.get()
+    return task.partitionId() if task else 0
 
 
 def render(row: Mapping[str, Any], prompts: NodePrompts) -> tuple[Request, tuple[str, ...]]:
@@ -122,15 +139,22 @@ def render(row: Mapping[str, Any], prompts: NodePrompts) -> tuple[Request, tuple
 class Caller:
     """One worker's client, its threads and its journal, until it is closed.
 
+    Attributes:
+        journal: Holds every answer before it is yielded.
+
     A request that fails is noted beside the journal; only a bug raises. After an error that no
     further request can survive, no worker of the run makes another call.
     """
 
-    def __init__(self, call: CallSettings) -> None:
+    def __init__(self, call: CallSettings, *, worker: int = 0) -> None:
+        self.journal = Journal.start(Path(call.journal))
         self._call = call
-        self._client = call.make_client(call.settings)
-        self._journal = Journal.start(Path(call.journal))
-        self._pool = ThreadPoolExecutor(call.window, thread_name_prefix="hltm-call")
+        self._worker = worker
+        self._limiter = CallLimiter(call.settings.llm, workers=self._place)
+        self._client = call.make_client(call.settings, self._limiter)
+        threads = call.settings.llm.max_concurrency  # started as they are needed
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hltm-call")
+        self._done: SimpleQueue[_Done] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +165,7 @@ class Caller:
     def close(self) -> None:
         """Wait for what is in flight, and release connections and files."""
         self._pool.shutdown()
-        self._journal.close()
+        self.journal.close()
         self._client.close()
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -151,28 +175,47 @@ class Caller:
             rows: `OPEN_REQUEST` columns; request and source_ids, where there are, stand for
                 summary and payload.
         """
-        pending: set[Future[list[dict[str, Any]]]] = set()
+        pending = 0
         for row in rows:
-            pending.add(self._pool.submit(self._answer, row))
-            if len(pending) >= self._call.window:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield from future.result()
-        for future in pending:
-            yield from future.result()
+            self._pool.submit(self._work, row)
+            pending += 1
+            while pending > self._limiter.window:
+                yield from self._next()
+                pending -= 1
+        for _ in range(pending):
+            yield from self._next()
+
+    def leave(self) -> None:
+        """Leave this worker's share of the limits to the others."""
+        self.journal.leave(self._call.stage, self._worker)
+
+    def _place(self) -> tuple[int, int]:
+        return self.journal.place(self._call.stage, self._worker, of=self._call.workers)
+
+    def _work(self, row: Mapping[str, Any]) -> None:
+        try:
+            self._done.put((self._answer(row), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the answers are taken
+            self._done.put(([], error))
+
+    def _next(self) -> list[dict[str, Any]]:
+        paid, error = self._done.get()
+        if error is not None:
+            raise error
+        return paid
 
     def _answer(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         paid: list[dict[str, Any]] = []
-        if self._journal.stopped():
-            self._journal.note_skipped()
+        if self.journal.stopped():
+            self.journal.note_skipped()
             return paid
         try:
             self._ask(row, paid)
         except LlmStopError as error:
-            self._journal.stop(str(error))
+            self.journal.stop(str(error))
         except LlmError as error:
             kind, _, detail = str(error).partition(": ")
-            self._journal.note_failure(
+            self.journal.note_failure(
                 {
                     **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "task")},
                     "kind": kind,
@@ -192,7 +235,7 @@ class Caller:
         def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
             answer = _paid(row, sent, completion, self._call)
             answer["is_usable"] = usable
-            self._journal.append(answer)
+            self.journal.append(answer)
             paid.append(answer)
 
         ask(
@@ -219,16 +262,16 @@ class Caller:
 def _paid(
     row: Mapping[str, Any], sent: Request, completion: Completion, call: CallSettings
 ) -> dict[str, Any]:
-    is_repair = sent.task == REPAIR
+    is_again = sent.task == REPAIR or sent.output_factor > 1
     prompts = call.prompts
     own_hash = row["request_hash"]
-    if is_repair:
-        own_hash = fingerprint(row["request_hash"], sent.system, sent.user)
+    if is_again:
+        own_hash = fingerprint(own_hash, sent.system, sent.user, sent.output_factor)
     prompt = prompts.prompts.get(sent.task)
     return {
         **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "level")},
         "request_hash": own_hash,
-        "repair_of": row["request_hash"] if is_repair else None,
+        "repair_of": row["request_hash"] if is_again else None,
         "task": sent.task,
         "model": prompts.model,
         "prompt_fingerprint": prompt.fingerprint if prompt else "",

@@ -1,6 +1,7 @@
 """What every step of one run shares: settings, root, pinned tables, staging and journal."""
 
 import shutil
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,13 +86,19 @@ class RunContext:
         """The answers on record now."""
         return LLM_CALLS.read(self.spark, self.root.path)
 
+    def call_slots(self, count: int) -> int:
+        """Return how many workers answer so many requests side by side."""
+        llm = self.settings.llm
+        return max(1, min(llm.workers or self.slots, llm.max_concurrency, count))
+
     def call_settings(self, *, slots: int) -> CallSettings:
         """Return what `slots` workers need to answer requests side by side."""
         return CallSettings(
             settings=self.settings,
             prompts=self.prompts,
             journal=str(self.journal),
-            window=max(1, self.settings.llm.max_concurrency // slots),
+            stage=uuid.uuid4().hex,
+            workers=slots,
             run_id=self.run.run_id,
             make_client=make_llm,
         )

@@ -21,6 +21,8 @@ from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
 
+_LEFT = ".left"
+
 FAILED = struct(
     {
         "tenant_id": TEXT,
@@ -76,6 +78,16 @@ class Journal:
     def note_skipped(self) -> None:
         """Note that a request was not made because of a stop."""
         note_skipped(self.folder)
+
+    def leave(self, stage: str, worker: int) -> None:
+        """Say that a worker of one call stage has no more to do."""
+        (self.folder / f"{stage}.{worker}{_LEFT}").touch()
+
+    def place(self, stage: str, worker: int, *, of: int) -> tuple[int, int]:
+        """Return (rank, count): a worker's place among those of its stage still at work."""
+        left = {file.name for file in self.folder.glob(f"{stage}.*{_LEFT}")}
+        at_work = [n for n in range(of) if n == worker or f"{stage}.{n}{_LEFT}" not in left]
+        return at_work.index(worker), len(at_work)
 
     def close(self) -> None:
         """Close the file; it stays until its answers are in the ledger."""

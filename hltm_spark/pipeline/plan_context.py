@@ -62,7 +62,7 @@ class PlanContext(RunContext):
     def call_settings(self, *, slots: int) -> CallSettings:
         """Return settings with which no model is called."""
         client = self.client
-        return replace(super().call_settings(slots=slots), make_client=lambda _: client)
+        return replace(super().call_settings(slots=slots), make_client=lambda *_: client)
 
     @property
     def journal(self) -> Path:

@@ -60,7 +60,6 @@ def test_a_second_malformed_answer_fails_the_request() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (("{", "length"), "truncated"),
         ((RIGHT, "content_filter"), "filtered"),
         (("", "refusal"), "refused"),
         (("I'm sorry, I can't help with that.", "stop"), "refused"),
@@ -76,6 +75,31 @@ def test_what_no_repair_can_mend_is_kept_and_not_asked_again(
         asked(client, journal)
 
     assert journal.kept == [("leaf/summary", answer[0], False)]
+
+
+def test_an_answer_that_was_cut_off_is_asked_for_once_more_with_a_larger_limit() -> None:
+    client, journal = ScriptedClient([(RIGHT, "length"), RIGHT]), Journal()
+
+    parsed = asked(client, journal)
+
+    assert parsed.fields == {"summary": "Oulu [d1]."}
+    assert [request.output_factor for request in client.asked] == [1, 2]
+    assert [usable for *_, usable in journal.kept] == [False, True]
+
+
+def test_an_answer_that_is_cut_off_twice_fails_the_request() -> None:
+    client, journal = ScriptedClient([("{", "length"), ("{", "length"), RIGHT]), Journal()
+
+    with pytest.raises(LlmError, match=r"^truncated: "):
+        asked(client, journal)
+
+    assert [usable for *_, usable in journal.kept] == [False, False]
+
+
+def test_a_longer_answer_that_cannot_be_read_is_repaired() -> None:
+    client, journal = ScriptedClient([("{", "length"), "no JSON", RIGHT]), Journal()
+
+    assert asked(client, journal).fields == {"summary": "Oulu [d1]."}
 
 
 def test_the_extractive_provider_is_never_asked_to_repair() -> None:
