@@ -64,6 +64,10 @@ class FollowStoppedError(StoppedError):
     """Raised when a signal ended `update --follow` between two cycles."""
 
 
+class BatchesLeftError(StoppedError):
+    """Raised when a run ends while batches of it are at the provider: the next collects them."""
+
+
 class LeaseHeldError(StoppedError):
     """Raised when another run on the same storage root did not end while this one waited."""
 

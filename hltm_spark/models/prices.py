@@ -6,8 +6,12 @@ _PER = 1_000_000
 
 
 def cost(settings: Settings, prompt_tokens: int, completion_tokens: int) -> float:
-    """Return the price of tokens of the configured model; 0.0 where conf has no price for it."""
+    """Return the price of tokens of the configured model; 0.0 where conf has no price for it.
+
+    In batch mode it is less by `llm.batch_discount`.
+    """
     price = settings.prices.get(settings.llm.model_name)
     if price is None:
         return 0.0
-    return (prompt_tokens * price.prompt + completion_tokens * price.completion) / _PER
+    share = 1.0 - settings.llm.batch_discount if settings.llm.execution == "batch" else 1.0
+    return share * (prompt_tokens * price.prompt + completion_tokens * price.completion) / _PER

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.records import NodeInput
 from hltm_spark.models.requests import WAVES, NodePrompts
+from hltm_spark.pipeline.batch_run import answer_frame, is_batched
 from hltm_spark.pipeline.calls import call_model, find_answers, open_requests
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.context import RunContext
@@ -109,6 +110,9 @@ def _answer_wave(
 
 def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
     """Call the model for the open requests; the answers are in the ledger when this returns."""
+    if is_batched(context):
+        answer_frame(context, waiting)
+        return
     journal, slots = context.journal, min(context.slots, count)
     call = context.call_settings(slots=slots)
     before = journalled_count(journal)

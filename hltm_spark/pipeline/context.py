@@ -13,6 +13,7 @@ from hltm_spark.core.errors import LlmStopError
 from hltm_spark.models.prices import cost
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.batches import Batches
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.files import DataFiles, row_count
@@ -30,6 +31,7 @@ class RunContext:
     Attributes:
         commits: The only way to write a table: fenced by the run's lease.
         files: Of the tables, for what is read in this process.
+        batches: At the provider, where there are any or requests go out in them.
     """
 
     spark: SparkSession
@@ -39,6 +41,7 @@ class RunContext:
     prompts: NodePrompts
     commits: Commits
     files: DataFiles
+    batches: Batches | None = None
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
         """Write rows once to the run's staging folder; return them read back, and a count."""

@@ -22,6 +22,7 @@ from hltm_spark.core.errors import (
 from hltm_spark.core.records import fingerprint
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.batch_run import close_batches, open_batches
 from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
@@ -133,6 +134,8 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
     try:
         with run.timed("prepare"):
             fold_journals(context.spark, root, context.commits)
+        open_batches(context)
+        with run.timed("prepare"):
             context.files.prepare(MEMORY, LLM_CALLS, FAILURES, RUNS, EMBEDDINGS, PUBLISHED)
             _pin(context)
         with run.timed("changes"):
@@ -150,6 +153,7 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
         run.finish("stopped" if is_asked else "failed", type(error).__name__)
         raise
     finally:
+        close_batches(context)
         _record(context)
 
 
