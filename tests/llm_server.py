@@ -81,14 +81,17 @@ class LlmServer:
         peak: Most requests that were in the server at once.
     """
 
-    def __init__(self, script: Script, *, dimension: int) -> None:
+    def __init__(
+        self, script: Script, *, dimension: int, handler: type["_Handler"] | None = None
+    ) -> None:
         self.script = script
         self.dimension = dimension
         self.calls: list[Call] = []
         self.peak = 0
         self._in_flight = 0
         self._lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), type("Handler", (_Handler,), {"llm": self}))
+        kind = type("Handler", (handler or _Handler,), {"llm": self})
+        self._http = _Http(("127.0.0.1", 0), kind)
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
@@ -267,7 +270,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length") or 0)
-        self._serve(json.loads(self.rfile.read(length) or b"{}"))
+        self._serve(self._read(self.rfile.read(length)))
+
+    def _read(self, content: bytes) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(content or b"{}")
+        return body
 
     def _serve(self, body: dict[str, Any]) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}

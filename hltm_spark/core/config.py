@@ -151,6 +151,12 @@ class LlmSettings(_Section):
         max_attempts: Tries for one request, temporary errors only.
         max_retry_s: Seconds that the tries of one request may take together.
         api_version: Azure only.
+        execution: `batch` sends a run's requests through the provider's Batch API: cheaper, and
+            answered within a day. Queries are always interactive.
+        batch_max_requests: Requests of one batch file.
+        batch_max_bytes: Bytes of one batch file.
+        batch_poll_s: Seconds between two looks at the batches of a run.
+        batch_discount: Share of the price that a batch saves.
     """
 
     provider: Literal["extractive", "openai", "azure"] = "extractive"
@@ -173,11 +179,21 @@ class LlmSettings(_Section):
     max_attempts: Positive = 5
     max_retry_s: Annotated[float, Field(gt=0)] = 300.0
     api_version: str = "2024-10-21"
+    execution: Literal["interactive", "batch"] = "interactive"
+    batch_max_requests: Positive = 50_000
+    batch_max_bytes: Positive = 200_000_000
+    batch_poll_s: Annotated[float, Field(gt=0)] = 60.0
+    batch_discount: Share = 0.5
 
     @model_validator(mode="after")
     def _named_model(self) -> Self:
         if self.provider != "extractive" and not self.model:
             raise ValueError(f"llm.model must be set for llm.provider {self.provider!r}")
+        if self.execution == "batch" and self.provider != "openai":
+            raise ValueError(
+                f"llm.execution 'batch' needs llm.provider 'openai', got {self.provider!r}; "
+                "set llm.execution = 'interactive'"
+            )
         return self
 
     @property

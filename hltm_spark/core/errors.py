@@ -77,6 +77,10 @@ class BudgetReachedError(StoppedError):
     summary: Mapping[str, Any] = {}
 
 
+class BatchesLeftError(StoppedError):
+    """Raised when a run ends while batches of it are at the provider: the next collects them."""
+
+
 class LeaseHeldError(StoppedError):
     """Raised when another run on the same storage root did not end while this one waited."""
 

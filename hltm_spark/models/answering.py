@@ -71,7 +71,8 @@ def ask(
             raise LlmError(str(error)) from None
         problem, text = str(error), error.text
     try:
-        return answer(_repair_request(request, problem, text, prompt=repair or load_prompt(REPAIR)))
+        prompt = repair or load_prompt(REPAIR)
+        return answer(repair_request(request.output, problem, text, prompt=prompt))
     except LlmError as error:
         raise LlmError(f"{problem}; after one repair: {error}") from None
 
@@ -110,8 +111,16 @@ def _complete(
     return parsed
 
 
-def _repair_request(request: Request, problem: str, text: str, *, prompt: Prompt) -> Request:
-    keys = ", ".join(f'"{key}"' for key in OUTPUTS[request.output])
+def repair_request(output: str, problem: str, text: str, *, prompt: Prompt) -> Request:
+    """Return the request to write a malformed answer again.
+
+    Args:
+        output: Key of `OUTPUTS`.
+        problem: What parsing said of the answer.
+        text: The answer.
+        prompt: The repair prompt.
+    """
+    keys = ", ".join(f'"{key}"' for key in OUTPUTS[output])
     values = {"problem": problem, "response": escape_text(text), "keys": keys}
     system, user = prompt.render(values)
-    return Request(task=prompt.prompt_id, output=request.output, system=system, user=user)
+    return Request(task=prompt.prompt_id, output=output, system=system, user=user)

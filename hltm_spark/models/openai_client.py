@@ -126,6 +126,11 @@ class OpenAiClient:
         """Model name as the ledger records it."""
         return self._settings.model_name
 
+    @property
+    def sdk(self) -> openai.OpenAI:
+        """The SDK's client: for other endpoints of the same API, over the same connections."""
+        return self._sdk
+
     def complete(self, request: Request) -> Completion:
         """Answer one request.
 
@@ -142,7 +147,7 @@ class OpenAiClient:
                         continue
                     if retrying.is_temporary_error(error):
                         self._format.stop_waiting()
-                    raise self._explained(error, request, mode) from None
+                    raise self.explained(error, mode, request) from None
                 except retrying.NoAnswerError as error:
                     self._format.stop_waiting()
                     raise LlmError(f"{UNAVAILABLE}: {error}") from None
@@ -154,7 +159,7 @@ class OpenAiClient:
         self._sdk.close()
 
     def _complete_as(self, request: Request, mode: str) -> Completion:
-        body = self._body(request, mode)
+        body = self.body(request, mode)
 
         def is_temporary(error: BaseException) -> bool:
             return retrying.is_temporary_error(error) and not self._format.is_refusal(mode, error)
@@ -179,7 +184,8 @@ class OpenAiClient:
             limiter.answered(one, tokens=answer.prompt_tokens + answer.completion_tokens)
             return answer
 
-    def _body(self, request: Request, mode: str) -> dict[str, Any]:
+    def body(self, request: Request, mode: str) -> dict[str, Any]:
+        """Return the JSON that is sent for a request in one mode of structured output."""
         settings, system = self._settings, request.system
         if mode == "json_object" and "json" not in f"{system}{request.user}".lower():
             system = f"{system}\n\nAnswer with one JSON object.".lstrip()
@@ -204,8 +210,16 @@ class OpenAiClient:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
 
-    def _explained(self, error: openai.APIError, request: Request, mode: str) -> HltmError:
-        """Return the SDK's error as one of ours: this request's alone, or the end of the run."""
+    def explained(
+        self, error: openai.APIError, mode: str, request: Request | None = None
+    ) -> HltmError:
+        """Return the SDK's error as one of ours: this request's alone, or the end of the run.
+
+        Args:
+            error: What the endpoint answered.
+            mode: The mode of structured output that was sent.
+            request: What was asked, where it is at hand.
+        """
         what = retrying.describe_error(error)
         if not isinstance(error, openai.APIStatusError):
             return LlmError(f"{UNAVAILABLE}: {what} in at most {self._settings.max_attempts} tries")
@@ -224,10 +238,10 @@ class OpenAiClient:
             return LlmError(f"{TOO_LONG}: the input exceeds the model's context: {what}")
         if retrying.is_temporary_error(error):
             return LlmError(f"{UNAVAILABLE}: {what} in at most {self._settings.max_attempts} tries")
-        return self._wrong_setting(error, request, mode) or LlmError(f"{REFUSED}: {what}")
+        return self._wrong_setting(error, mode, request) or LlmError(f"{REFUSED}: {what}")
 
     def _wrong_setting(
-        self, error: openai.APIStatusError, request: Request, mode: str
+        self, error: openai.APIStatusError, mode: str, request: Request | None
     ) -> LlmStopError | None:
         """Return the setting to change, where the endpoint refuses one of our parameters."""
         if error.status_code not in _REFUSALS:
@@ -239,7 +253,7 @@ class OpenAiClient:
             )
         named = str(error.param or "") or (words if _has(words, _PARAMETER_WORDS) else "")
         limits = ("max_tokens", "max_completion_tokens")
-        if _has(request.user, (*limits, "temperature")) and not error.param:
+        if not error.param and (request is None or _has(request.user, (*limits, "temperature"))):
             return None  # the endpoint may repeat the input: a document must not stop the run
         if _has(named, limits):
             other = limits[sent.output_tokens_parameter == limits[0]]

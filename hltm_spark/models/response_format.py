@@ -39,6 +39,11 @@ class FormatChoice:
         self._alone = threading.Lock()
         self._state = threading.Lock()
 
+    @property
+    def mode(self) -> str:
+        """The mode in use now."""
+        return self._mode
+
     @contextmanager
     def turn(self) -> Iterator[str]:
         """Give the mode for one request; alone while the mode is not settled."""

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from hltm_spark.core.records import NodeInput
 from hltm_spark.models.requests import WAVES, NodePrompts
+from hltm_spark.pipeline.batch_run import answer_frame, is_batched
 from hltm_spark.pipeline.calls import call_model, find_answers, nth_requests, open_requests
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.context import RunContext
@@ -118,6 +119,9 @@ def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
     with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
         for part in context.meter.portions(count):
             rows = waiting if len(part) == count else nth_requests(waiting, part)
+            if is_batched(context):
+                answer_frame(context, rows)
+                continue
             slots = context.call_slots(len(part))
             call = context.call_settings(slots=slots)
             with context.meter.watching():

@@ -230,10 +230,10 @@ class Caller:
         prompts = self._call.prompts
         is_rendered = "request" in row
         request, ids = (row["request"], row["source_ids"]) if is_rendered else render(row, prompts)
-        self._check_size(request)
+        check_size(request, self._call.settings)
 
         def record(sent: Request, completion: Completion, usable: bool) -> None:  # noqa: FBT001
-            answer = _paid(row, sent, completion, self._call)
+            answer = paid_row(row, sent, completion, self._call)
             answer["is_usable"] = usable
             self.journal.append(answer)
             paid.append(answer)
@@ -247,21 +247,34 @@ class Caller:
             repair=prompts.prompts[REPAIR],
         )
 
-    def _check_size(self, request: Request) -> None:
-        limit = self._call.settings.budgets.max_input_tokens
-        if self._client.model == "extractive":
-            return
-        tokens = estimate_tokens(request.system) + estimate_tokens(request.user)
-        if tokens > limit:
-            raise LlmError(
-                f"{TOO_LONG}: the input has about {tokens} tokens, "
-                f"budgets.max_input_tokens is {limit}"
-            )
+
+def check_size(request: Request, settings: Settings) -> None:
+    """Return if a request is within the budget.
+
+    Raises:
+        LlmError: It is not.
+    """
+    limit = settings.budgets.max_input_tokens
+    if settings.llm.provider == "extractive":
+        return
+    tokens = estimate_tokens(request.system) + estimate_tokens(request.user)
+    if tokens > limit:
+        raise LlmError(
+            f"{TOO_LONG}: the input has about {tokens} tokens, budgets.max_input_tokens is {limit}"
+        )
 
 
-def _paid(
+def paid_row(
     row: Mapping[str, Any], sent: Request, completion: Completion, call: CallSettings
 ) -> dict[str, Any]:
+    """Return an answer as a row of `llm_calls`, all but `is_usable`.
+
+    Args:
+        row: `OPEN_REQUEST` columns of what was asked.
+        sent: The request, or the repair of its answer.
+        completion: The answer to it.
+        call: The run.
+    """
     is_again = sent.task == REPAIR or sent.output_factor > 1
     prompts = call.prompts
     own_hash = row["request_hash"]
@@ -276,7 +289,7 @@ def _paid(
         "model": prompts.model,
         "prompt_fingerprint": prompt.fingerprint if prompt else "",
         "finish_reason": completion.finish_reason,
-        "response": _clean(completion.text),
+        "response": clean_text(completion.text),
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
         "latency_s": completion.latency_s,
@@ -284,5 +297,6 @@ def _paid(
     }
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
+    """Return an answer's text as UTF-8 can hold it."""
     return text.encode("utf-8", "replace").decode("utf-8")

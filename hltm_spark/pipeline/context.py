@@ -14,6 +14,7 @@ from hltm_spark.core.errors import BudgetReachedError, LlmStopError
 from hltm_spark.models.prices import cost
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.batches import Batches
 from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
@@ -32,6 +33,7 @@ class RunContext:
     Attributes:
         commits: The only way to write a table: fenced by the run's lease.
         meter: Holds what is spent against the run's budget.
+        batches: At the provider, where there are any or requests go out in them.
     """
 
     spark: SparkSession
@@ -41,6 +43,7 @@ class RunContext:
     prompts: NodePrompts
     commits: Commits
     meter: Meter = field(default_factory=Meter)
+    batches: Batches | None = None
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
         """Write rows once to the run's staging folder; return them read back, and a count."""

@@ -24,6 +24,7 @@ from hltm_spark.core.records import fingerprint
 from hltm_spark.models.budgets import Budget
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.batch_run import close_batches, open_batches
 from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.changes import few_paths, salted_key
 from hltm_spark.pipeline.commits import Commits
@@ -132,6 +133,8 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
     try:
         with run.timed("prepare"):
             fold_journals(context.spark, root, context.commits)
+        open_batches(context)
+        with run.timed("prepare"):
             _pin(context)
         with run.timed("changes"):
             paths, few = _paths(context)
@@ -150,6 +153,7 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
         run.finish("stopped" if is_asked else "failed", type(error).__name__)
         raise
     finally:
+        close_batches(context)
         _record(context)
 
 

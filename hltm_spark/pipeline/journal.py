@@ -8,7 +8,7 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,8 +64,7 @@ class Journal:
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
         """Write one failure to a file of its own; there are few."""
-        file = self.folder / f"{uuid.uuid4().hex}.failure"
-        file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
+        note_failure(self.folder, failure)
 
     def stop(self, message: str) -> None:
         """Tell every worker of the run to make no further call: the model takes none."""
@@ -92,6 +91,13 @@ class Journal:
     def close(self) -> None:
         """Close the file; it stays until its answers are in the ledger."""
         self.file.close()
+
+
+def note_failure(folder: Path, failure: Mapping[str, Any]) -> None:
+    """Write one failure to a run's journal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{uuid.uuid4().hex}.failure"
+    file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def journalled_count(folder: Path) -> int:
@@ -183,19 +189,30 @@ def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:
 def fold_journals(spark: SparkSession, root: Root, commits: Commits) -> int:
     """Append answers of runs that did not get to it to the ledger; return how many.
 
-    A torn last line, from a process that was killed while it wrote, is not an answer. The journals
-    are removed once their answers are in the ledger.
+    The journals are removed once their answers are in the ledger.
     """
-    files = [file for file in root.journal().rglob("*.jsonl") if file.stat().st_size]
-    count = 0
-    if files:
-        lines = spark.read.schema(LLM_CALLS.schema).json([str(file) for file in sorted(files)])
-        whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
-        known = LLM_CALLS.read(spark, root.path)
-        key = ["tenant_id", "request_hash"]
-        fresh = whole.dropDuplicates(key).join(known.select(*key), key, "left_anti")
-        count = fresh.count()
-        if count:
-            commits.append(LLM_CALLS, fresh)
+    count = append_journalled(spark, root, commits, list(root.journal().rglob("*.jsonl")))
     shutil.rmtree(root.journal(), ignore_errors=True)
+    return count
+
+
+def append_journalled(
+    spark: SparkSession, root: Root, commits: Commits, files: Sequence[Path]
+) -> int:
+    """Append what the ledger does not have of some journal files; return how many answers.
+
+    A torn last line, from a process that was killed while it wrote, is not an answer.
+    """
+    filled = sorted(str(file) for file in files if file.stat().st_size)
+    if not filled:
+        return 0
+    lines = spark.read.schema(LLM_CALLS.schema).json(filled)
+    whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
+    known = LLM_CALLS.read(spark, root.path)
+    # a run may ask again what an earlier one was answered in vain: both were paid
+    key = ["tenant_id", "request_hash", "run_id"]
+    fresh = whole.dropDuplicates(key).join(known.select(*key), key, "left_anti")
+    count = fresh.count()
+    if count:
+        commits.append(LLM_CALLS, fresh)
     return count

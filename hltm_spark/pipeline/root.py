@@ -46,6 +46,10 @@ class Root:
         """Folder of answers that are not in the ledger yet."""
         return self.folder("journal")
 
+    def batches(self) -> Path:
+        """Folder of the batches that are at the provider."""
+        return self.folder("batches")
+
     def clear_staging(self, run_id: str) -> None:
         """Remove one run's intermediate rows."""
         shutil.rmtree(self.staging(run_id), ignore_errors=True)

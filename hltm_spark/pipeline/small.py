@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from hltm_spark.core.tree import salted_hash, to_node_id
 from hltm_spark.models.requests import WAVES
 from hltm_spark.pipeline.asked import Asked, Key
+from hltm_spark.pipeline.batch_run import answer_rows, is_batched
 from hltm_spark.pipeline.calls import Caller
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
@@ -222,6 +223,8 @@ class _SmallRun:
     def _call(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
         if not waiting:
             return {}
+        if is_batched(self._context):
+            return self._call_in_batches(waiting)
         if self._caller is None:
             self._caller = self._open.enter_context(Caller(self._context.call_settings(slots=1)))
         journal = self._context.journal
@@ -238,9 +241,21 @@ class _SmallRun:
         if self._context.is_stopped:
             self._settle()
             self._context.raise_if_stopped()
-        usable = [row for row in paid if row["is_usable"]]
+        return self._usable(paid)
+
+    def _call_in_batches(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
+        answers: dict[Key, str] = {}
+        for part in self._context.meter.portions(len(waiting)):
+            answers |= self._usable(answer_rows(self._context, waiting[part.start : part.stop]))
+        self._context.raise_if_stopped()
+        return answers
+
+    def _usable(self, paid: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
+        """Return the usable ones of paid answers, and keep them for later requests."""
         answers = {
-            (r["tenant_id"], r["repair_of"] or r["request_hash"]): r["response"] for r in usable
+            (r["tenant_id"], r["repair_of"] or r["request_hash"]): r["response"]
+            for r in paid
+            if r["is_usable"]
         }
         self._answers |= answers
         return answers

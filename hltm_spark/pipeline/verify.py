@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import BudgetReachedError, ReaderError
+from hltm_spark.core.errors import BatchesLeftError, BudgetReachedError, ReaderError
 from hltm_spark.core.shard import current_version, file_entry, read_manifest, tenant_folder
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.index import run_pipeline
@@ -98,11 +98,17 @@ def verify(
     Raises:
         LeaseHeldError: Another run on this root did not end in time.
         BudgetReachedError: The rebuild used up a budget of conf; nothing was compared.
+        BatchesLeftError: Batches of an earlier run are at the provider.
     """
     began = datetime.now(UTC)
     run_id = f"verify-{began:%Y%m%dT%H%M%S%f}-{secrets.token_hex(3)}"
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb="verify", run_id=run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
+        if any(root.batches().glob("*.json")):
+            raise BatchesLeftError(  # the rebuild would pay for the same requests
+                f"batches of an earlier run are on record in {root.batches()}; "
+                "run `hltm update`, which collects them, then verify"
+            )
         create_tables(spark, root.path)
         try:
             scratch = _scratch_root(root, run_id, is_cold=is_cold)

@@ -12,6 +12,7 @@ import pytest
 
 from hltm_spark.cli.app import hltm, run_command
 from hltm_spark.core.errors import (
+    BatchesLeftError,
     BudgetReachedError,
     DataError,
     EmbeddingError,
@@ -61,6 +62,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> EndsWith:
         (LlmStopError("x"), 2),
         (ScopeNotFound("x"), 2),
         (LeaseHeldError("x"), 3),
+        (BatchesLeftError("x"), 3),
         (BudgetReachedError("x"), 3),
         (KeyboardInterrupt(), 3),
         (TooManyFailuresError("x"), 1),
