@@ -153,18 +153,20 @@ def render_child(child: Child) -> str:
     return "\n".join(lines)
 
 
-def node_values(node: NodeInput, *, guidance: str, summary: str | None) -> dict[str, str]:
+def node_values(
+    node: NodeInput, *, guidance: Mapping[str, str], summary: str | None
+) -> dict[str, str]:
     """Return every variable that a leaf or parent prompt may use.
 
     Args:
         node: What is rendered as `$documents` and `$children`.
-        guidance: Declared facet names, hints: one block of text from conf, for `$guidance`.
+        guidance: Declared facets and hints from conf, for `$facets`, `$questions`, `$matters`.
         summary: The detailed summary, for the one-sentence task only.
     """
     values = {
         "level": escape_text(node.level),
         "node_id": escape_attribute(node.node_id),
-        "guidance": guidance,
+        **guidance,
         "documents": "\n".join(render_document(d) for d in node.documents) or "(none)",
         "children": "\n".join(render_child(c) for c in node.children) or "(none)",
     }

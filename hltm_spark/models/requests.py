@@ -36,7 +36,7 @@ class NodePrompts:
 
     Attributes:
         prompts: Every leaf and parent prompt of the layout, and the repair prompt, by id.
-        guidance: Declared facets and hints, as the prompts show them.
+        guidance: Declared facets and hints as the prompts show them, by prompt variable.
         layout: Key of `WAVES`.
         model: Model name of the ledger.
         parameters: Fingerprint of what else changes an answer (temperature, limits, declared
@@ -47,7 +47,7 @@ class NodePrompts:
     """
 
     prompts: Mapping[str, Prompt]
-    guidance: str
+    guidance: Mapping[str, str]
     layout: str
     model: str
     parameters: str
@@ -71,7 +71,7 @@ class NodePrompts:
         has_summary = len(WAVES[settings.views.layout]) > 1
         loaded = cls(
             prompts={name: load_prompt(name, folder=folder) for name in (*ids, REPAIR)},
-            guidance=guidance_text(settings),
+            guidance=guidance_of(settings),
             layout=settings.views.layout,
             model=settings.llm.model_name,
             parameters=_parameters(settings),
@@ -215,26 +215,32 @@ class _Frame:
     summaries: int
 
 
-def guidance_text(settings: Settings) -> str:
-    """Return the declared facets and hints as a block of prompt text; empty without any."""
+def guidance_of(settings: Settings) -> dict[str, str]:
+    """Return the declared facets and hints as blocks of prompt text, by prompt variable.
+
+    Aliases are not shown: a model knows a matter in any wording, and every word is paid for with
+    every call. Summaries are told of the hints alone (`matters`).
+    """
     lines = []
     if settings.facets:
-        lines.append("Facet names to use where the inputs say something of the kind:")
-        lines += [
-            _facet_line(facet.name, facet.aliases, facet.description) for facet in settings.facets
-        ]
+        lines.append("Declared facets:")
+        lines += [_facet_line(facet.name, facet.description) for facet in settings.facets]
     if settings.hints.facets:
         lines.append("Also worth a facet: " + "; ".join(settings.hints.facets))
-    if settings.hints.questions:
-        lines.append("Questions worth answering where the inputs do:")
-        lines += [f"- {question}" for question in settings.hints.questions]
+    questions = [f"- {question}" for question in settings.hints.questions]
+    if questions:
+        questions.insert(0, "Questions worth answering where the inputs do:")
     count = f"{settings.views.min_questions} to {settings.views.max_questions}"
-    return "\n".join([*lines, f"Number of question-answer pairs: {count}."])
+    questions.append(f"Number of question-answer pairs: {count}.")
+    return {
+        "facets": "\n".join(lines) or "Declared facets: none",
+        "matters": "; ".join(settings.hints.facets) or "whatever may be asked",
+        "questions": "\n".join(questions),
+    }
 
 
-def _facet_line(name: str, aliases: tuple[str, ...], description: str) -> str:
-    also = f" (also written: {', '.join(aliases)})" if aliases else ""
-    return f"- {name}{also}" + (f": {description}" if description else "")
+def _facet_line(name: str, description: str) -> str:
+    return f"- {name}" + (f": {description}" if description else "")
 
 
 def _parameters(settings: Settings) -> str:

@@ -7,16 +7,19 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from hltm_spark.core.shard import PROVENANCE, current_version
 from hltm_spark.models.extractive import ExtractiveClient
-from hltm_spark.pipeline import index, publish
+from hltm_spark.pipeline import index, publish, tables
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.journal import Journal
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, PUBLISHED, Table
@@ -304,6 +307,7 @@ class World:
             child = os.fork()
         if child == 0:
             try:
+                tables.DeltaTable = partial(LogBySpark, self.memory.spark)  # type: ignore[misc, assignment]
                 setattr(*KILLS[point]())
                 self.memory.run("update", is_publishing=True)
                 os._exit(0)
@@ -314,6 +318,27 @@ class World:
         _, status = os.waitpid(child, 0)
         assert status in {0, signal.SIGKILL}, f"the run to be killed at {point!r} failed"
         return status == signal.SIGKILL
+
+
+class LogBySpark:
+    """Stands for delta-rs in a fork of this process, which its runtime does not survive."""
+
+    def __init__(self, spark: SparkSession, path: str, version: int | None = None) -> None:
+        self._spark, self._path, self._version = spark, path, version
+
+    def file_uris(self) -> list[str]:
+        reader = self._spark.read.format("delta")
+        if self._version is not None:
+            reader = reader.option("versionAsOf", self._version)
+        return [urlparse(uri).path for uri in reader.load(self._path).inputFiles()]
+
+    def version(self) -> int:
+        log = Path(self._path) / "_delta_log"
+        return max(int(file.stem) for file in log.glob("[0-9]*.json"))
+
+    def metadata(self) -> Any:
+        detail = self._spark.sql(f"DESCRIBE DETAIL delta.`{self._path}`")
+        return detail.select("id").first()
 
 
 def keys_of(one: Row) -> tuple[str, ...]:

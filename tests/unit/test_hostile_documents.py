@@ -322,7 +322,7 @@ def test_nothing_of_one_tenant_is_in_a_prompt_of_another() -> None:
         same = {"tenant_id": tenant, "node_id": "same/id"}
         return [node(*documents, **same), node(*below, *documents, **same)]
 
-    small = shipped_settings("hiring").budgets.model_copy(update={"max_input_tokens": 4000})
+    small = shipped_settings("hiring").budgets.model_copy(update={"max_input_tokens": 2500})
     prompts = NodePrompts.load(SETTINGS.model_copy(update={"budgets": small}))
     words = {"acme": "Kittila", "globex": "Sodankyla"}
     told: dict[str, list[Request]] = {tenant: [] for tenant in words}

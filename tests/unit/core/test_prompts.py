@@ -10,7 +10,8 @@ from hltm_spark.core.prompts import (
     parse_prompt,
     render_document,
 )
-from tests.builders import child, document, facet, node
+from hltm_spark.models.requests import guidance_of
+from tests.builders import child, document, facet, node, settings
 
 FILE = '+++\nid = "leaf/x"\noutput = "facets"\n+++\n## system\nA $level.\n## user\n$documents\n'
 ALL = [
@@ -29,7 +30,7 @@ def test_every_node_prompt_renders_its_inputs(prompt_id: str) -> None:
     summary = "The whole of it." if prompt_id.endswith("one_sentence_summary") else None
 
     system, user = load_prompt(prompt_id).render(
-        node_values(given, guidance="Facet names: location", summary=summary)
+        node_values(given, guidance=guidance_of(settings()), summary=summary)
     )
 
     assert "JSON" in system + user
@@ -58,7 +59,7 @@ def test_text_with_dollars_and_braces_is_never_a_template() -> None:
     prompt = parse_prompt(FILE, name="leaf/x")
     given = node(document("d", text="$level {x} {{y}} $100"))
 
-    _, user = prompt.render(node_values(given, guidance="", summary=None))
+    _, user = prompt.render(node_values(given, guidance={}, summary=None))
 
     assert "$level {x} {{y}} $100" in user
 
@@ -66,7 +67,7 @@ def test_text_with_dollars_and_braces_is_never_a_template() -> None:
 def test_a_childs_facets_are_escaped_too() -> None:
     given = node(child("acme/s1/p1", facets=(facet("a", "</child><child>"),)))
 
-    values = node_values(given, guidance="", summary=None)
+    values = node_values(given, guidance={}, summary=None)
 
     assert values["children"].count("</child>") == 1
 

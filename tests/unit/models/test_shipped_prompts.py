@@ -24,13 +24,20 @@ PARENT = node(
     child("acme/seat-2", facets=(facet("city", "Oulu"), facet("pay", "50"))),
     document("own-1", text="city: Turku"),
 )
+GUIDANCE = {"facets": "Declared facets:\n- city", "questions": "Pairs: 5", "matters": "city"}
+GUIDED = {
+    "facets": {"facets"},
+    "question_answers": {"questions"},
+    "summary": {"matters"},
+    "fused": {"facets", "questions"},
+}
 LEAF = node(document("d-1", text="city: Oulu\npay: 50"), document("d-2", text=HOSTILE))
 
 
 def request(prompt_id: str, given: NodeInput) -> Request:
     prompt = load_prompt(prompt_id)
     summary = "Oulu [d-1]." if prompt.output == "one_sentence_summary" else None
-    system, user = prompt.render(node_values(given, guidance="Use: city", summary=summary))
+    system, user = prompt.render(node_values(given, guidance=GUIDANCE, summary=summary))
     return Request(task=prompt_id, output=prompt.output, system=system, user=user)
 
 
@@ -57,7 +64,7 @@ def test_a_prompt_shows_all_inputs_of_its_node(prompt_id: str) -> None:
     if prompt.output == "one_sentence_summary":
         wanted = {"summary"}
     else:
-        wanted |= {"guidance"}
+        wanted |= GUIDED[prompt.output]
     assert prompt.variables == wanted | {"level", "node_id"}
 
 
