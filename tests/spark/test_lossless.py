@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from hltm_spark.core.shard import PROVENANCE, current_version
 from hltm_spark.models.extractive import ExtractiveClient
-from hltm_spark.pipeline import index, publish, tables
+from hltm_spark.pipeline import index, publish_small, tables
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.journal import Journal
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, PUBLISHED, Table
@@ -242,7 +242,7 @@ KILLS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {
     ),
     "nodes staged": lambda: (index, "_merge", die),
     "memory merged": lambda: (index, "_publish", die),
-    "shards staged": lambda: (publish, "move_into_place", die),
+    "shards staged": lambda: (publish_small, "move_into_place", die),
     "shards in place": lambda: (Commits, "append", die_around_append(PUBLISHED, is_after=False)),
     "shards published": lambda: (index, "_record", die),
 }
@@ -308,7 +308,9 @@ class World:
         if child == 0:
             try:
                 tables.DeltaTable = partial(LogBySpark, self.memory.spark)  # type: ignore[misc, assignment]
-                setattr(*KILLS[point]())
+                place, name, deadly = KILLS[point]()
+                assert hasattr(place, name)
+                setattr(place, name, deadly)
                 self.memory.run("update", is_publishing=True)
                 os._exit(0)
             except BaseException:  # noqa: BLE001 - told, and the fork ends
