@@ -48,6 +48,10 @@ class LlmError(HltmError):
     """
 
 
+class EndpointDownError(LlmError):
+    """Raised when the endpoint stayed down while a run waited for it: the run can go on later."""
+
+
 class LlmStopError(HltmError):
     """Raised when no further request can succeed: bad key, unknown model, exhausted quota.
 

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hltm_spark.core.config import LlmSettings
-from hltm_spark.core.errors import LlmStopError
+from hltm_spark.core.errors import EndpointDownError
+from hltm_spark.models.llm import UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class CallLimiter:
             tokens: What it will be charged with, about.
 
         Raises:
-            LlmStopError: The circuit was open for too long without any success.
+            EndpointDownError: The circuit was open for too long without any success.
         """
         with self._changed:
             while (wait_s := self.wait_s()) > 0:
@@ -133,7 +134,7 @@ class CallLimiter:
         """Return 0 where a call may begin now, else how long to wait before looking again.
 
         Raises:
-            LlmStopError: As in `turn`.
+            EndpointDownError: As in `turn`.
         """
         now = self._clock()
         waits = (
@@ -204,9 +205,10 @@ class _Circuit:
         if not self.is_open:
             return 0.0
         if now - self.first_at >= self.patience_s:
-            raise LlmStopError(
-                f"the endpoint of llm.base_url failed {self.streak} times in a row, for "
-                f"{now - self.first_at:.0f} s without one answer (llm.circuit_s); start again when "
-                "it is up: what is done is kept"
+            raise EndpointDownError(
+                f"{UNAVAILABLE}: the endpoint of llm.base_url failed {self.streak} times in a row, "
+                f"for {now - self.first_at:.0f} s without one answer (llm.circuit_s); start again "
+                "when it is up: what is done is kept"
             )
-        return max(self.until - now, _LOOK_S if in_flight else 0.0, 0.0)
+        left = min(self.until, self.first_at + self.patience_s) - now
+        return max(left, _LOOK_S if in_flight else 0.0)

@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import LlmError, LlmStopError
+from hltm_spark.core.errors import EndpointDownError, LlmError, LlmStopError
 from hltm_spark.core.records import NodeInput, fingerprint
 from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.models.answering import REPAIR, ask
 from hltm_spark.models.limits import CallLimiter
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.journal import Journal
+from hltm_spark.pipeline.journal import DOWN, Journal
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.tables import LLM_CALLS, TEXT, struct
 
@@ -213,6 +213,8 @@ class Caller:
             self._ask(row, paid)
         except LlmStopError as error:
             self.journal.stop(str(error))
+        except EndpointDownError as error:
+            self.journal.stop(str(error), kind=DOWN)
         except LlmError as error:
             kind, _, detail = str(error).partition(": ")
             self.journal.note_failure(

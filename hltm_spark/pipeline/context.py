@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from hltm_spark.core.config import Settings
-from hltm_spark.core.errors import BudgetReachedError, LlmStopError
+from hltm_spark.core.errors import BudgetReachedError, EndpointDownError, LlmStopError
 from hltm_spark.models.prices import cost
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
@@ -19,7 +19,7 @@ from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.files import row_count
-from hltm_spark.pipeline.journal import BUDGET, read_spent, read_stop
+from hltm_spark.pipeline.journal import BUDGET, DOWN, read_spent, read_stop
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import task_slots
@@ -116,6 +116,7 @@ class RunContext:
 
         Raises:
             LlmStopError: A worker met what no further request can survive.
+            EndpointDownError: The endpoint stayed down.
             BudgetReachedError: A budget is used up, with requests left to make.
         """
         stop, run = read_stop(self.journal), self.run
@@ -124,7 +125,7 @@ class RunContext:
         self.close_calls()
         shutil.rmtree(self.journal)
         if stop.kind != BUDGET:
-            raise LlmStopError(stop.message)
+            raise (EndpointDownError if stop.kind == DOWN else LlmStopError)(stop.message)
         tokens = run.prompt_tokens + run.completion_tokens
         raise BudgetReachedError(
             f"{stop.message}: this run paid {run.calls} calls, {tokens} tokens, "

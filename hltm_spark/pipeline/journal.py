@@ -37,8 +37,8 @@ FAILED = struct(
 )
 """A request without a usable answer, as its worker noted it."""
 
-LLM, BUDGET = "llm", "budget"
-"""Kinds of stops: a model that takes no request, and a budget that is reached."""
+LLM, DOWN, BUDGET = "llm", "down", "budget"
+"""Kinds of stops: a model that takes no request, an endpoint that is down, a budget's end."""
 
 
 @dataclass(slots=True)
@@ -66,9 +66,9 @@ class Journal:
         """Write one failure to a file of its own; there are few."""
         note_failure(self.folder, failure)
 
-    def stop(self, message: str) -> None:
+    def stop(self, message: str, *, kind: str = LLM) -> None:
         """Tell every worker of the run to make no further call: the model takes none."""
-        (self.folder / "STOP").write_text(f"{LLM}\n{message}", encoding="utf-8")
+        (self.folder / "STOP").write_text(f"{kind}\n{message}", encoding="utf-8")
 
     def stopped(self) -> bool:
         """Tell whether some worker of the run, or its driver, said stop."""
@@ -107,7 +107,7 @@ def journalled_count(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run makes no further call; `kind` is `LLM` or `BUDGET`."""
+    """Why a run makes no further call; `kind` is `LLM`, `DOWN` or `BUDGET`."""
 
     kind: str
     message: str

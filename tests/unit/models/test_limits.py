@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from hltm_spark.core.config import LlmSettings
-from hltm_spark.core.errors import LlmStopError
+from hltm_spark.core.errors import EndpointDownError
 from hltm_spark.models.limits import FIRST_PAUSE_S, CallLimiter, Try
 
 
@@ -185,10 +185,10 @@ def test_a_circuit_that_stays_open_stops_the_run() -> None:
             clock.now += pauses[-1]
             limits.failed(call(limits))
 
-    with pytest.raises(LlmStopError, match=r"failed \d+ times in a row, for \d+ s without one"):
+    with pytest.raises(EndpointDownError, match=r"failed \d+ times in a row, for \d+ s"):
         go_on()
 
-    assert pauses == [5, 10, 20, 40]
+    assert pauses == [5, 10, 20, 25]
 
 
 def test_threads_that_wait_go_on_one_by_one() -> None:

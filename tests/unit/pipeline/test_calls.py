@@ -1,0 +1,102 @@
+"""The call stage of one worker over real HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+from hltm_spark.models.providers import make_llm
+from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.calls import Caller, CallSettings
+from hltm_spark.pipeline.journal import DOWN, read_spent, read_stop
+from tests.builders import document, node, settings
+from tests.llm_server import LlmServer, Reply, serve_llm
+
+
+def call_settings(server: LlmServer, journal: Path, **llm: Any) -> CallSettings:
+    given = {"provider": "openai", "model": "m", "base_url": server.base_url, **llm}
+    chosen = settings(llm=given)
+    return CallSettings(
+        settings=chosen,
+        prompts=NodePrompts.load(chosen),
+        journal=str(journal),
+        stage="only",
+        workers=1,
+        run_id="run-1",
+        make_client=make_llm,
+    )
+
+
+def requests(prompts: NodePrompts, count: int) -> list[dict[str, Any]]:
+    made = []
+    for number in range(count):
+        given = node(document(f"d{number}"), node_id=f"acme/s1/p{number}", level="project")
+        ((task, request),) = prompts.first_requests(given)
+        made.append(
+            {
+                "tenant_id": given.tenant_id,
+                "tenant_key": "key",
+                "node_id": given.node_id,
+                "level": given.level,
+                "task": task,
+                "request_hash": prompts.request_hash(request, tenant_id=given.tenant_id),
+                "request": request,
+                "source_ids": given.source_ids,
+            }
+        )
+    return made
+
+
+def answers(call: CallSettings, count: int) -> list[dict[str, Any]]:
+    with Caller(call) as caller:
+        return list(caller.answers(requests(call.prompts, count)))
+
+
+def test_every_answer_is_in_the_journal_and_comes_back(tmp_path: Path) -> None:
+    with serve_llm() as server:
+        paid = answers(call_settings(server, tmp_path, max_concurrency=4), 20)
+
+    assert len({row["request_hash"] for row in paid}) == len(server.chats) == 20
+    assert all(row["is_usable"] for row in paid)
+    assert read_spent(tmp_path).calls == 20
+    assert server.peak <= 4
+
+
+def test_an_answer_that_was_cut_off_is_paid_twice_and_usable_once(tmp_path: Path) -> None:
+    with serve_llm([None, Reply(finish_reason="length")]) as server:
+        paid = answers(call_settings(server, tmp_path, max_concurrency=1), 2)
+
+    first, cut, whole = paid
+    limits = [call.body["max_completion_tokens"] for call in server.chats]
+    assert limits == [2048, 2048, 4096]
+    assert [row["is_usable"] for row in paid] == [True, False, True]
+    assert (first["repair_of"], whole["repair_of"]) == (None, cut["request_hash"])
+
+
+def test_fewer_calls_are_made_at_once_after_refusals(tmp_path: Path) -> None:
+    busy = Reply(
+        status=429, headers={"retry-after-ms": "10"}, error={"code": "rate_limit_exceeded"}
+    )
+    seen: list[int] = []
+
+    def script(call: Any) -> Reply | None:
+        seen.append(call.number)
+        return busy if 8 <= call.number < 16 else Reply(delay_s=0.02)
+
+    with serve_llm(script) as server:
+        paid = answers(call_settings(server, tmp_path, max_concurrency=8), 40)
+
+    assert len(paid) == 40
+    assert len(seen) == 48
+
+
+def test_an_endpoint_that_stays_down_stops_the_run_and_not_its_nodes(tmp_path: Path) -> None:
+    llm = {"circuit_failures": 3, "circuit_s": 0.2, "max_concurrency": 2, "max_attempts": 9}
+
+    with serve_llm(lambda _: Reply(status=503)) as server:
+        paid = answers(call_settings(server, tmp_path, **llm), 50)
+
+    stop = read_stop(tmp_path)
+    assert paid == []
+    assert stop is not None
+    assert stop.kind == DOWN
+    assert not list(tmp_path.glob("*.failure"))
+    assert len(server.chats) < 10
