@@ -248,7 +248,7 @@ class Batches:
         """
         asked = self._records.asked(record)
         files = self._download(state)
-        journal = Journal.start(Path(self._call.journal))
+        journal = Journal.start(Path(self._call.journal), stage=self._call.stage, worker=0)
         try:
             results = self._reader.read(record, asked, files, journal, todo)
         finally:

@@ -112,15 +112,23 @@ def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFr
 def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
     """Answer the requests of one partition: `OPEN_REQUEST` rows.
 
-    A worker that has no more to do says so, and the others take over its share of the limits: no
-    partition works on alone at a fraction of what the endpoint allows.
+    Where an attempt of the same task was killed, what it was answered comes from its journal and
+    is not asked again. A worker that has no more to do says so, and the others take over its share
+    of the limits: no partition works on alone at a fraction of what the endpoint allows.
 
     Yields:
         Paid answers as `llm_calls` rows, in order of completion.
     """
     with Caller(call, worker=_partition()) as caller:
-        yield from caller.answers(rows)
-        caller.leave()
+        known = set()
+        for answer in caller.journal.earlier():
+            if answer["is_usable"]:
+                known.add((answer["tenant_id"], answer["repair_of"] or answer["request_hash"]))
+            yield answer
+        yield from caller.answers(
+            r for r in rows if (r["tenant_id"], r["request_hash"]) not in known
+        )
+        caller.journal.leave()
 
 
 def _partition() -> int:
@@ -147,10 +155,11 @@ class Caller:
     """
 
     def __init__(self, call: CallSettings, *, worker: int = 0) -> None:
-        self.journal = Journal.start(Path(call.journal))
+        self.journal = Journal.start(Path(call.journal), stage=call.stage, worker=worker)
         self._call = call
-        self._worker = worker
-        self._limiter = CallLimiter(call.settings.llm, workers=self._place)
+        self._limiter = CallLimiter(
+            call.settings.llm, workers=lambda: self.journal.place(of=call.workers)
+        )
         self._client = call.make_client(call.settings, self._limiter)
         threads = call.settings.llm.max_concurrency  # started as they are needed
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hltm-call")
@@ -184,13 +193,6 @@ class Caller:
                 pending -= 1
         for _ in range(pending):
             yield from self._next()
-
-    def leave(self) -> None:
-        """Leave this worker's share of the limits to the others."""
-        self.journal.leave(self._call.stage, self._worker)
-
-    def _place(self) -> tuple[int, int]:
-        return self.journal.place(self._call.stage, self._worker, of=self._call.workers)
 
     def _work(self, row: Mapping[str, Any]) -> None:
         try:

@@ -8,7 +8,7 @@ import json
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,17 +43,32 @@ LLM, DOWN, BUDGET = "llm", "down", "budget"
 
 @dataclass(slots=True)
 class Journal:
-    """One worker's file of paid answers, one JSON object a line, appended as they arrive."""
+    """One worker's file of paid answers, one JSON object a line, appended as they arrive.
+
+    Attributes:
+        folder: The run's journal.
+        name: Of the call stage and the worker in it, the same for every attempt of a task.
+    """
 
     folder: Path
+    name: str
     file: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def start(cls, folder: Path) -> "Journal":
-        """Open a new file; its name is unique to this attempt."""
+    def start(cls, folder: Path, *, stage: str, worker: int) -> "Journal":
+        """Open a new file; the last part of its name is unique to this attempt."""
         folder.mkdir(parents=True, exist_ok=True)
-        return cls(folder, (folder / f"{uuid.uuid4().hex}.jsonl").open("a", encoding="utf-8"))
+        name = f"{stage}.{worker}"
+        file = (folder / f"{name}.{uuid.uuid4().hex}.jsonl").open("a", encoding="utf-8")
+        return cls(folder, name, file)
+
+    def earlier(self) -> Iterator[dict[str, Any]]:
+        """Yield what attempts of the same task were answered before they were killed."""
+        for file in sorted(self.folder.glob(f"{self.name}.*.jsonl")):
+            if file.name != Path(self.file.name).name:
+                with file.open(encoding="utf-8") as lines:
+                    yield from (json.loads(line) for line in lines if line.endswith("\n"))
 
     def append(self, answer: Mapping[str, Any]) -> None:
         """Write one answer; a process that dies afterwards does not lose it."""
@@ -78,15 +93,16 @@ class Journal:
         """Note that a request was not made because of a stop."""
         note_skipped(self.folder)
 
-    def leave(self, stage: str, worker: int) -> None:
-        """Say that a worker of one call stage has no more to do."""
-        (self.folder / f"{stage}.{worker}{_LEFT}").touch()
+    def leave(self) -> None:
+        """Say that this worker has no more to do."""
+        (self.folder / f"{self.name}{_LEFT}").touch()
 
-    def place(self, stage: str, worker: int, *, of: int) -> tuple[int, int]:
-        """Return (rank, count): a worker's place among those of its stage still at work."""
+    def place(self, *, of: int) -> tuple[int, int]:
+        """Return (rank, count): this worker's place among those of its stage still at work."""
+        stage, _, own = self.name.rpartition(".")
         left = {file.name for file in self.folder.glob(f"{stage}.*{_LEFT}")}
-        at_work = [n for n in range(of) if n == worker or f"{stage}.{n}{_LEFT}" not in left]
-        return at_work.index(worker), len(at_work)
+        at_work = [n for n in range(of) if n == int(own) or f"{stage}.{n}{_LEFT}" not in left]
+        return at_work.index(int(own)), len(at_work)
 
     def close(self) -> None:
         """Close the file; it stays until its answers are in the ledger."""

@@ -27,7 +27,7 @@ def spark() -> Iterator[SparkSession]:
     session = make_session(
         "hltm tests",
         extra={
-            "spark.master": "local[2]",
+            "spark.master": "local[2,4]",  # a task whose worker was killed is tried again
             "spark.sql.shuffle.partitions": "2",
             # the first compiler alone starts faster, but then the default code cache fills up
             "spark.driver.extraJavaOptions": (

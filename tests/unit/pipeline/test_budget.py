@@ -37,7 +37,7 @@ def pay(journal: Journal, count: int) -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Any:
-    opened = Journal.start(tmp_path)
+    opened = Journal.start(tmp_path, stage="one", worker=0)
     yield opened
     opened.close()
 
