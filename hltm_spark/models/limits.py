@@ -65,7 +65,7 @@ class CallLimiter:
         self._settings, self._workers, self._clock = settings, workers, clock
         self._changed = threading.Condition()
         self._in_flight = 0
-        self._learned = float(settings.max_concurrency)
+        self._learned = settings.max_concurrency
         self._cut_at = float("-inf")
         self._requests = _Rate(settings.requests_per_minute)
         self._tokens = _Rate(settings.tokens_per_minute)
@@ -78,7 +78,7 @@ class CallLimiter:
         """Calls that may be in flight now, at least 1."""
         self._look()
         share, rest = divmod(self._settings.max_concurrency, self._count)
-        return max(1, min(share + (self._rank < rest), int(self._learned)))
+        return max(1, min(share + (self._rank < rest), self._learned))
 
     @contextmanager
     def turn(self, tokens: int) -> Iterator[Try]:
@@ -109,8 +109,8 @@ class CallLimiter:
         """Note an answer, and what it was really charged with; 0 where nobody says."""
         with self._changed:
             self._circuit.close()
-            self._learned += 1 / max(1.0, self._learned)
-            self._learned = min(self._learned, float(self._settings.max_concurrency))
+            # by one an answer: some refusals now and then must not keep it low
+            self._learned = min(self._learned + 1, self._settings.max_concurrency)
             if tokens:
                 self._tokens.take(tokens - one.tokens, self._clock(), self._count)
             self._changed.notify()
@@ -119,9 +119,9 @@ class CallLimiter:
         """Note that the endpoint had too much to do: halve what is in flight, once a round."""
         with self._changed:
             if one.began >= self._cut_at:
-                self._learned = max(1.0, self.window / 2)
+                self._learned = max(1, self.window // 2)
                 self._cut_at = self._clock()
-                logger.info("the endpoint asks for less: %d calls at once", int(self._learned))
+                logger.info("the endpoint asks for less: %d calls at once", self._learned)
 
     def failed(self, one: Try) -> None:
         """Note an endpoint that is down: no connection, no answer in time, HTTP 5xx."""
