@@ -58,6 +58,7 @@ def answer(user: str) -> tuple[str, int]:
     """Return the answer to a leaf's or parent's prompt as JSON text, and its height."""
     digest = hashlib.sha256(user.encode()).hexdigest()
     sources = [html.unescape(shown) for shown in _SOURCE.findall(user)[:3]]
+    cited = sources[0] if sources else "none"  # a repair shows the answer and no source
     height = 1 + max(map(int, _HEIGHT.findall(user)), default=0)
     said = {
         name: values[int(digest[at : at + 4], 16) % len(values)]
@@ -77,7 +78,7 @@ def answer(user: str) -> tuple[str, int]:
             for name, value in said.items()
         ],
         "summary": f"Digest {digest[:12]}, height {height}. "
-        + " ".join(f"The {name} is {value} [{sources[0]}]." for name, value in said.items()),
+        + " ".join(f"The {name} is {value} [{cited}]." for name, value in said.items()),
         "one_sentence_summary": f"Digest {digest[:12]}: {', '.join(said.values())}.",
     }
     return json.dumps(fields), height
