@@ -15,7 +15,6 @@ from hltm_spark.core.citing import GroupIds
 from hltm_spark.core.records import (
     MAX_SOURCES,
     Child,
-    Document,
     FacetValue,
     NodeInput,
     QuestionAnswer,
@@ -205,8 +204,3 @@ def _says(text: str, value: str) -> bool:
 def facet_text(name: str, value: str) -> str:
     """Return what is embedded for a facet (HLTM, section 3.5.2: name and value together)."""
     return f"{name}: {value}"
-
-
-def document_text(document: Document) -> str:
-    """Return what is embedded for a document of the evidence view."""
-    return f"{document.author}: {document.text}" if document.author else document.text

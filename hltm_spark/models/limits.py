@@ -118,6 +118,7 @@ class CallLimiter:
     def refused(self, one: Try) -> None:
         """Note that the endpoint had too much to do: halve what is in flight, once a round."""
         with self._changed:
+            self._circuit.close()  # whoever asks for less is not down
             if one.began >= self._cut_at:
                 self._learned = max(1, self.window // 2)
                 self._cut_at = self._clock()

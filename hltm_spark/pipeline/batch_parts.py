@@ -9,7 +9,7 @@ from hltm_spark.core.errors import LlmError
 from hltm_spark.core.tree import salted_hash
 from hltm_spark.models.answering import REPAIR, repair_request
 from hltm_spark.models.llm import Completion, Request
-from hltm_spark.pipeline.batch_records import Asked, BatchRecords
+from hltm_spark.pipeline.batch_records import BatchRecords, SentRequest
 from hltm_spark.pipeline.calls import CallSettings, check_size, paid_row, render
 from hltm_spark.pipeline.journal import note_failure
 
@@ -46,7 +46,7 @@ class BatchPart:
         rows = records.rows_file(key).open("w", encoding="utf-8")
         return cls(key=key, file=file, _lines=file.open("wb"), _rows=rows)
 
-    def add(self, line: bytes, asked: Asked) -> None:
+    def add(self, line: bytes, asked: SentRequest) -> None:
         """Take one request."""
         self._lines.write(line)
         self._rows.write(asked.to_line())
@@ -73,7 +73,7 @@ class Todo:
     again: dict[str, int] = field(default_factory=dict)
     paid: int = 0
 
-    def add(self, asked: Asked, *, tries: int) -> None:
+    def add(self, asked: SentRequest, *, tries: int) -> None:
         """Note a request to be asked for the `tries`th time."""
         if not asked.repair:
             self.again[asked.custom_id] = tries
@@ -81,11 +81,11 @@ class Todo:
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(replace(asked, tries=tries).to_line())
 
-    def repairs(self) -> Iterator[Asked]:
+    def repairs(self) -> Iterator[SentRequest]:
         """Yield the repairs."""
         if self.file.exists():
             with self.file.open(encoding="utf-8") as lines:
-                yield from map(Asked.from_line, lines)
+                yield from map(SentRequest.from_line, lines)
 
     def __bool__(self) -> bool:
         return bool(self.again) or self.file.exists()
@@ -104,7 +104,7 @@ class BatchRequests:
 
     def first(
         self, rows: Rows, only: Mapping[str, int] | None = None
-    ) -> Iterator[tuple[Asked, Request]]:
+    ) -> Iterator[tuple[SentRequest, Request]]:
         """Yield requests in the order of their rows; one that is too long fails here.
 
         Args:
@@ -120,7 +120,7 @@ class BatchRequests:
             request, ids = (
                 (row["request"], row["source_ids"]) if is_rendered else render(row, prompts)
             )
-            asked = Asked(
+            asked = SentRequest(
                 custom_id=custom_id,
                 row=paid_row(row, request, _NOTHING, self.call),
                 task=row["task"],
@@ -135,14 +135,14 @@ class BatchRequests:
             else:
                 yield asked, request
 
-    def again(self, rows: Rows, todo: Todo) -> Iterator[tuple[Asked, Request]]:
+    def again(self, rows: Rows, todo: Todo) -> Iterator[tuple[SentRequest, Request]]:
         """Yield what one round left for the next: repairs, then requests in their order."""
         for asked in todo.repairs():
             yield asked, asked.repair_request()
         if todo.again:
             yield from self.first(rows, todo.again)
 
-    def repair(self, one: Asked, problem: str, text: str) -> Asked:
+    def repair(self, one: SentRequest, problem: str, text: str) -> SentRequest:
         """Return the request to write a malformed answer again."""
         prompt = self.call.prompts.prompts[REPAIR]
         request = repair_request(one.output, problem, text, prompt=prompt)
@@ -155,7 +155,7 @@ class BatchRequests:
             repair={"system": request.system, "user": request.user},
         )
 
-    def fail(self, one: Asked, message: str) -> None:
+    def fail(self, one: SentRequest, message: str) -> None:
         """Note that a request failed for good."""
         if one.problem:
             message = f"{one.problem}; after one repair: {message}"

@@ -2,28 +2,28 @@
 
 In `<root>/batches/`, two files a batch, named by a random key:
 
-    KEY.rows   one JSON object a request: which it is, never its text; written first
+    KEY.rows   one JSON object a request: which it is, not its text; written first
     KEY.json   the batch: written before it is started, and again with the provider's id
 
-A `.rows` file alone is of a batch that was never started. Both go once the answers are in the
-ledger, the `.json` first.
+Only a repair stands there as a whole, with the answer that it is to mend: nothing else could write
+it again. A `.rows` file alone is of a batch that was never started. Both go once the answers are in
+the ledger, the `.json` first.
 """
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from hltm_spark.core.errors import EnvironmentProblem
 from hltm_spark.models.llm import Request
+from hltm_spark.pipeline.durable import sync_file, sync_folder, write_synced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SentRequest:
     """One request of a batch.
 
     Attributes:
@@ -106,14 +106,10 @@ class BatchRecords:
     def write(self, record: BatchRecord) -> None:
         """Write a record; it survives a power loss when this returns."""
         scratch = self.folder / f"{record.key}.part"
-        sync(self.rows_file(record.key))
-        with scratch.open("w", encoding="utf-8") as stream:
-            json.dump(asdict(record), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        sync_file(self.rows_file(record.key))
+        write_synced(scratch, json.dumps(asdict(record)))
         scratch.replace(self.folder / f"{record.key}.json")
-        with suppress(OSError):  # not every file system can sync a folder
-            sync(self.folder)
+        sync_folder(self.folder)
 
     def left(self) -> list[BatchRecord]:
         """Return the records of earlier runs, the oldest first; sweep what is of none.
@@ -128,10 +124,10 @@ class BatchRecords:
                 file.unlink()
         return sorted(records, key=lambda record: (record.made_at, record.key))
 
-    def asked(self, record: BatchRecord) -> dict[str, Asked]:
+    def asked(self, record: BatchRecord) -> dict[str, SentRequest]:
         """Return the requests of a batch by custom id."""
         with self.rows_file(record.key).open(encoding="utf-8") as lines:
-            found = [Asked.from_line(line) for line in lines]
+            found = [SentRequest.from_line(line) for line in lines]
         return {asked.custom_id: asked for asked in found}
 
     def remove(self, record: BatchRecord) -> None:
@@ -147,12 +143,3 @@ class BatchRecords:
                 f"{file} is damaged; put it back from a backup, or remove it: "
                 "what its batch was paid for is then lost"
             ) from None
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder survive a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

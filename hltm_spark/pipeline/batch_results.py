@@ -16,7 +16,7 @@ from hltm_spark.models.batch_lines import (
 from hltm_spark.models.llm import MALFORMED, REFUSED, UNAVAILABLE, Completion
 from hltm_spark.models.parsing import parse_answer
 from hltm_spark.pipeline.batch_parts import BatchRequests, Todo
-from hltm_spark.pipeline.batch_records import Asked, BatchRecord
+from hltm_spark.pipeline.batch_records import BatchRecord, SentRequest
 from hltm_spark.pipeline.calls import clean_text
 from hltm_spark.pipeline.journal import Journal
 
@@ -44,7 +44,7 @@ class BatchReader:
     def read(
         self,
         record: BatchRecord,
-        asked: Mapping[str, Asked],
+        asked: Mapping[str, SentRequest],
         files: Sequence[Path],
         journal: Journal,
         todo: Todo | None,
@@ -83,7 +83,7 @@ class BatchReader:
         self,
         record: BatchRecord,
         state: BatchState,
-        asked: Mapping[str, Asked],
+        asked: Mapping[str, SentRequest],
         results: Results,
         todo: Todo | None,
     ) -> LlmStopError | None:
@@ -131,7 +131,7 @@ class BatchReader:
         return True
 
     def _take(
-        self, one: Asked, completion: Completion, journal: Journal, todo: Todo | None
+        self, one: SentRequest, completion: Completion, journal: Journal, todo: Todo | None
     ) -> None:
         """Journal one answer; have it repaired once where it cannot be read."""
         problem = ""

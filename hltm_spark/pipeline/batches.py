@@ -27,7 +27,7 @@ from hltm_spark.models.batch_lines import BatchLines, BatchState
 from hltm_spark.models.llm import TOO_LONG, Request
 from hltm_spark.models.openai_client import OpenAiClient
 from hltm_spark.pipeline.batch_parts import BatchPart, BatchRequests, Rows, Todo
-from hltm_spark.pipeline.batch_records import Asked, BatchRecord, BatchRecords
+from hltm_spark.pipeline.batch_records import BatchRecord, BatchRecords, SentRequest
 from hltm_spark.pipeline.batch_results import BatchReader
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.journal import Journal
@@ -124,7 +124,7 @@ class Batches:
 
     # ---- what goes out
 
-    def _submit(self, requests: Iterable[tuple[Asked, Request]]) -> list[BatchRecord]:
+    def _submit(self, requests: Iterable[tuple[SentRequest, Request]]) -> list[BatchRecord]:
         """Submit requests as they come, a file at a time."""
         submitted: list[BatchRecord] = []
         part: BatchPart | None = None

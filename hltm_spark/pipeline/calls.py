@@ -188,7 +188,8 @@ class Caller:
         for row in rows:
             self._pool.submit(self._work, row)
             pending += 1
-            while pending > self._limiter.window:
+            # twice as many as may be in flight: some of them wait before they try again
+            while pending >= 2 * self._limiter.window:
                 yield from self._next()
                 pending -= 1
         for _ in range(pending):

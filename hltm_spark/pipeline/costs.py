@@ -83,7 +83,8 @@ def read_costs(
 
     Args:
         spark: Session.
-        settings: The conf: today's prices, whatever they were when the answers were paid.
+        settings: The conf: today's prices, and today's discount in batch mode, whatever they were
+            when the answers were paid.
         root: Storage root, with its tables.
         by: Key of `COLUMNS`.
         run_id: Only answers that this run paid.
@@ -109,7 +110,7 @@ def read_costs(
         by=by,
         groups=tuple(_line(row) for row in rows),
         group_count=len(rows) if len(rows) < MAX_LISTED else groups.count(),
-        total=_total(models, settings),
+        total=_total(models),
         unpriced=unpriced(settings, [model.name for model in models]),
     )
 
@@ -141,10 +142,10 @@ def _cost(settings: Settings) -> Column:
     terms = [
         F.when(
             F.col("priced_as") == model,
-            (F.col("prompt_tokens") * price.prompt + F.col("completion_tokens") * price.completion)
-            / 1e6,
+            F.col("prompt_tokens") * cost(settings, 1, 0, model=model)
+            + F.col("completion_tokens") * cost(settings, 0, 1, model=model),
         ).otherwise(0.0)
-        for model, price in settings.prices.items()
+        for model in settings.prices
     ]
     return reduce(add, terms, F.lit(0.0))
 
@@ -153,7 +154,6 @@ def _line(row: Row) -> CostLine:
     return CostLine(**row.asDict())
 
 
-def _total(models: list[CostLine], settings: Settings) -> CostLine:
-    costs = (cost(settings, m.prompt_tokens, m.completion_tokens, model=m.name) for m in models)
-    sums = {name: sum(getattr(model, name) for model in models) for name in _SUMS}
-    return CostLine(name="all", cost=round(sum(costs), 9), **sums)
+def _total(lines: list[CostLine]) -> CostLine:
+    sums = {name: sum(getattr(line, name) for line in lines) for name in _SUMS}
+    return CostLine(name="all", cost=round(sum(line.cost for line in lines), 9), **sums)

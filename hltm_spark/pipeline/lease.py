@@ -32,6 +32,7 @@ from typing import TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from hltm_spark.core.errors import LeaseHeldError, LeaseLostError
+from hltm_spark.pipeline.durable import sync_folder, write_synced
 from hltm_spark.pipeline.processes import Process, is_dead, this_process
 from hltm_spark.pipeline.root import Root
 
@@ -358,23 +359,11 @@ def _create(file: Path, text: str) -> None:
     """
     scratch = _scratch(file)
     try:
-        with scratch.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_synced(scratch, text)
         os.link(scratch, file)
     finally:
         scratch.unlink(missing_ok=True)
-    with suppress(OSError):  # not every file system can sync a folder
-        _sync(file.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(file.parent)
 
 
 def _scratch(file: Path) -> Path:

@@ -64,7 +64,7 @@ def test_a_plan_says_what_an_index_and_an_update_will_take(make_memory: MakeMemo
 
 def test_the_groups_of_a_wide_parent_are_planned(make_memory: MakeMemory) -> None:
     with serve_llm() as server:
-        memory = make_memory(**openai(server.base_url, budgets={"max_input_tokens": 3000}))
+        memory = make_memory(**openai(server.base_url, budgets={"max_input_tokens": 2635}))
         memory.ingest(*(role(n) for n in range(40)))
         memory.run()
         memory.ingest(*(role(n, " now") for n in (3, 17)))

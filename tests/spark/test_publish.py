@@ -3,8 +3,9 @@ import shutil
 import pytest
 
 from hltm_spark.core.shard import current_version, tenant_folder
+from hltm_spark.pipeline.due import Listing, tenant_states
 from hltm_spark.pipeline.index import publish_only
-from hltm_spark.pipeline.tables import EMBEDDINGS
+from hltm_spark.pipeline.tables import DOCUMENTS, EMBEDDINGS, MEMORY
 from serving import MemoryReader, ScopeNotFound, ShardCorrupt
 from tests.builders import raw_document
 from tests.spark.conftest import MakeMemory, Memory
@@ -44,6 +45,22 @@ def test_the_reader_answers_from_what_the_pipeline_published(memory: Memory) -> 
     assert scope.evidence(answer)[0].text.startswith("Title:")
     assert reader(memory).scope(("acme", "s1", "a/b")).show().views.one_sentence_summary
     assert "Boden" not in str(reader(memory).scope("acme").retrieve("location").hits)
+
+
+def test_a_tenants_state_is_the_same_in_this_process_and_by_spark(memory: Memory) -> None:
+    memory.ingest(*ROWS, raw_document("東京 %", contract="ö/ä", seat=None, project=None))
+    memory.run()
+
+    documents, stored = memory.read(DOCUMENTS), memory.read(MEMORY)
+    by_spark = tenant_states(stored, documents, memory.settings).collect()
+    listing = Listing(
+        nodes=[row.asDict() for row in stored.collect()],
+        documents=[row.asDict() for row in documents.collect()],
+    )
+
+    listed = {row["tenant_id"]: row for row in listing.states(memory.settings)}
+    assert {row["tenant_id"]: row.asDict() for row in by_spark} == listed
+    assert len({row["state"] for row in listed.values()}) == 3
 
 
 @pytest.mark.soak

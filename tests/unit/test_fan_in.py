@@ -27,8 +27,8 @@ from tests.builders import child, document, facet, node, pair
 from tests.unit.models.extractive.asking import hiring
 
 
-def small(budget: int = 2600, layout: str = "fused", **sections: Any) -> Settings:
-    """Return hiring settings with a small budget; the prompts alone take about 1,350 tokens."""
+def small(budget: int = 2160, layout: str = "fused", **sections: Any) -> Settings:
+    """Return hiring settings with a small budget, which leaves about 1,120 tokens for items."""
     return hiring(budgets={"max_input_tokens": budget}, views={"layout": layout}, **sections)
 
 
@@ -209,7 +209,7 @@ def test_one_changed_child_of_two_thousand_rewrites_one_group_a_pass() -> None:
     given = [project(n) for n in range(2000)]
     changed = replace(given[777], views=replace(given[777].views, summary="Project 777 seeks a "
                                                "gardener for the airport."))  # fmt: skip
-    chosen = small(4000)
+    chosen = small(3560)
 
     before = reduced(node(*given), chosen)
     after = reduced(node(*given[:777], changed, *given[778:]), chosen)
@@ -222,7 +222,7 @@ def test_one_changed_child_of_two_thousand_rewrites_one_group_a_pass() -> None:
 
 def test_a_new_child_rewrites_few_groups() -> None:
     given = [project(n) for n in range(600)]
-    chosen = small(4000)
+    chosen = small(3560)
 
     before = set().union(*reduced(node(*given), chosen).hashes)
     after = set().union(*reduced(node(*given[:200], project(9000), *given[200:]), chosen).hashes)
@@ -327,7 +327,7 @@ def test_every_reduction_ends_within_the_budget(
     )
     if not given.source_ids:
         return
-    chosen = small(2200, layout)
+    chosen = small(1760, layout)
 
     found = reduced(given, chosen)
 
@@ -462,7 +462,7 @@ def test_a_groups_request_is_not_that_of_the_whole_node() -> None:
 
 
 def test_the_budget_is_part_of_the_fingerprint_but_not_of_a_request() -> None:
-    less, more = NodePrompts.load(small(3000)), NodePrompts.load(small(4000))
+    less, more = NodePrompts.load(small(2660)), NodePrompts.load(small(3560))
     request = less.request(node(project(1)), "fused")
 
     assert less.fingerprint_of(is_leaf=True) != more.fingerprint_of(is_leaf=True)
