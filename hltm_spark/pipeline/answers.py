@@ -25,12 +25,15 @@ SUMMARY_REQUESTS = struct(
 )
 
 
-def answer_inputs(context: RunContext, inputs: DataFrame, *, nodes: int, name: str) -> DataFrame:
+def answer_inputs(
+    context: RunContext, inputs: DataFrame, *, level: str, nodes: int, name: str
+) -> DataFrame:
     """Return every answer that the requests of some inputs have now.
 
     Args:
         context: The run.
-        inputs: `INPUTS` rows, staged.
+        inputs: `INPUTS` rows of one level, staged.
+        level: Its name in conf.
         nodes: How many.
         name: Of this step, for its staged frames.
 
@@ -40,15 +43,17 @@ def answer_inputs(context: RunContext, inputs: DataFrame, *, nodes: int, name: s
     waves = WAVES[context.prompts.layout]
     with context.run.timed("calls"):
         first = first_requests(inputs)
-        answered = _answer_wave(
+        answered, cached = _answer_wave(
             context, inputs, first, count=nodes * len(waves[0]), name=f"open-{name}-0"
         )
+        context.run.count(level, cached=cached)
         if len(waves) == 1:
             return answered
         second, count = context.stage(
             second_requests(inputs, answered, context.prompts), f"requests-{name}-1"
         )
-        later = _answer_wave(context, inputs, second, count=count, name=f"open-{name}-1")
+        later, cached = _answer_wave(context, inputs, second, count=count, name=f"open-{name}-1")
+        context.run.count(level, cached=cached)
         return answered.unionByName(later)
 
 
@@ -94,18 +99,18 @@ def second_requests(inputs: DataFrame, answered: DataFrame, prompts: NodePrompts
 
 def _answer_wave(
     context: RunContext, inputs: DataFrame, requests: DataFrame, *, count: int, name: str
-) -> DataFrame:
-    """Answer what the ledger cannot, and return all answers of these requests from the ledger."""
+) -> tuple[DataFrame, int]:
+    """Answer what the ledger cannot; return all answers from the ledger, and how many it had."""
     payloads = inputs.select(*PART, "level", "payload").withColumn(
         "tenant_key", salted_key("tenant_id", context.root)
     )
     waiting, open_count = context.stage(
         open_requests(requests.join(payloads, PART), context.ledger), name
     )
-    context.run.cached += max(0, count - open_count)
     if open_count:
         _call(context, waiting, count=open_count)
-    return find_answers(requests, context.ledger).select(*PART, "task", "response")
+    answers = find_answers(requests, context.ledger).select(*PART, "task", "response")
+    return answers, max(0, count - open_count)
 
 
 def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:

@@ -8,11 +8,9 @@ from hltm_spark.core.prompts import TASKS
 from hltm_spark.core.records import NodeInput, Views
 from hltm_spark.models.fan_in import Group, next_input, node_tokens, split_input
 from hltm_spark.models.requests import WAVES, NodePrompts
+from hltm_spark.pipeline.flow import Key
 from hltm_spark.pipeline.memory import answered_summary, answered_views, written_node
 from hltm_spark.pipeline.requests import InputRecord, to_node_input
-
-Key = tuple[str, str]
-"""tenant_id, request_hash."""
 
 
 @dataclass(slots=True)

@@ -49,6 +49,21 @@ class Meter:
             yield range(done, end)
             done = end
 
+    def allowed(self, wanted: int, *, in_flight: int) -> int:
+        """Return how many of `wanted` open requests may be made beside those in flight.
+
+        At the end of a budget none is, until those in flight are answered: where some failed
+        unpaid, calls are left. With none in flight, 0 means that the run must stop.
+        """
+        if not self.budget.is_limited:
+            return wanted
+        if not in_flight:
+            return 0 if self._is_over() else self.budget.calls_left(self.spent(), wanted=wanted)
+        spent = self.spent()
+        if self.budget.reached(spent):
+            return 0
+        return max(0, self.budget.calls_left(spent, wanted=wanted + in_flight) - in_flight)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Stop the workers once the budget is reached while the block runs."""

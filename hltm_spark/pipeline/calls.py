@@ -44,7 +44,7 @@ OPEN_REQUEST = struct(
 )
 
 
-_Done = tuple[list[dict[str, Any]], BaseException | None]
+_Done = tuple[Mapping[str, Any], list[dict[str, Any]], BaseException | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,7 @@ class Caller:
 
     Attributes:
         journal: Holds every answer before it is yielded.
+        pending: Requests that were submitted and not taken.
 
     A request that fails is noted beside the journal; only a bug raises. After an error that no
     further request can survive, no worker of the run makes another call.
@@ -164,6 +165,7 @@ class Caller:
         threads = call.settings.llm.max_concurrency  # started as they are needed
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hltm-call")
         self._done: SimpleQueue[_Done] = SimpleQueue()
+        self.pending = 0
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +175,7 @@ class Caller:
 
     def close(self) -> None:
         """Wait for what is in flight, and release connections and files."""
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         self.journal.close()
         self._client.close()
 
@@ -184,28 +186,45 @@ class Caller:
             rows: `OPEN_REQUEST` columns; request and source_ids, where there are, stand for
                 summary and payload.
         """
-        pending = 0
         for row in rows:
-            self._pool.submit(self._work, row)
-            pending += 1
-            # twice as many as may be in flight: some of them wait before they try again
-            while pending >= 2 * self._limiter.window:
-                yield from self._next()
-                pending -= 1
-        for _ in range(pending):
-            yield from self._next()
+            self.submit(row)
+            while not self.room:
+                yield from self._next()[1]
+        while self.pending:
+            yield from self._next()[1]
+
+    @property
+    def room(self) -> int:
+        """How many more requests can be submitted now.
+
+        Twice as many as may be in flight: some of them wait before they try again.
+        """
+        return max(0, 2 * self._limiter.window - self.pending)
+
+    def submit(self, row: Mapping[str, Any]) -> None:
+        """Have one request answered, as `answers` has them; `take` gives what came of it."""
+        self.pending += 1
+        self._pool.submit(self._work, row)
+
+    def take(self) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
+        """Wait for a request to be answered; return all that are, with what each was paid for."""
+        taken = [self._next()]
+        while not self._done.empty():
+            taken.append(self._next())
+        return taken
 
     def _work(self, row: Mapping[str, Any]) -> None:
         try:
-            self._done.put((self._answer(row), None))
+            self._done.put((row, self._answer(row), None))
         except BaseException as error:  # noqa: BLE001 - raised where the answers are taken
-            self._done.put(([], error))
+            self._done.put((row, [], error))
 
-    def _next(self) -> list[dict[str, Any]]:
-        paid, error = self._done.get()
+    def _next(self) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+        row, paid, error = self._done.get()
+        self.pending -= 1
         if error is not None:
             raise error
-        return paid
+        return row, paid
 
     def _answer(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         paid: list[dict[str, Any]] = []

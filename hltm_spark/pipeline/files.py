@@ -47,6 +47,13 @@ def read_rows(
     return list(_scan(files, columns, where).to_pylist())
 
 
+def read_table(
+    files: Sequence[str], columns: Sequence[str], *, where: Mapping[str, Iterable[str]]
+) -> pa.Table:
+    """Return the rows that `read_rows` does as an Arrow table; many may match."""
+    return _scan(files, columns, where)
+
+
 def read_sizes(files: Sequence[str], column: str, *, where: Mapping[str, Iterable[str]]) -> int:
     """Return the bytes of a text column over the rows that match, as `read_rows` selects them."""
     if not files:

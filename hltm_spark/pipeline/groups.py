@@ -89,8 +89,9 @@ def reduce_wide(context: RunContext, folded: DataFrame, *, depth: int) -> DataFr
     items = folded.where("position IS NOT NULL").join(wide.select(*NODE_ID), NODE_ID, "left_semi")
     items = items.select(*_NODE, "position", "item")
     done: list[DataFrame] = []
+    level = context.settings.level_names[depth]
     for number in count(1):  # every pass leaves fewer items, by about half
-        refolded, is_more = _reduce_once(context, items, name=f"{depth}-pass-{number}")
+        refolded, is_more = _reduce_once(context, items, level=level, name=f"{depth}-pass-{number}")
         finished = refolded.where("payload IS NOT NULL").select(*NODE_ID, "payload", "requests")
         done.append(finished)
         if not is_more:
@@ -101,7 +102,9 @@ def reduce_wide(context: RunContext, folded: DataFrame, *, depth: int) -> DataFr
     return nodes.where("payload IS NOT NULL").unionByName(reduced)
 
 
-def _reduce_once(context: RunContext, items: DataFrame, *, name: str) -> tuple[DataFrame, bool]:
+def _reduce_once(
+    context: RunContext, items: DataFrame, *, level: str, name: str
+) -> tuple[DataFrame, bool]:
     """Return `GROUPED` rows of one pass: nodes done, or items for another; and whether any is."""
     prompts, slots = context.prompts, context.slots
     with context.run.timed("gather"):
@@ -122,7 +125,7 @@ def _reduce_once(context: RunContext, items: DataFrame, *, name: str) -> tuple[D
         )
         groups = context.staged_count(f"groups-{name}", pc.field("payload").is_valid())
     asked = grouped.where("payload IS NOT NULL")
-    answered = answer_inputs(context, asked, nodes=groups, name=name)
+    answered = answer_inputs(context, asked, level=level, nodes=groups, name=name)
     with context.run.timed("gather"):
         results = map_rows(
             with_responses(asked, answered), lambda rows: group_items(rows, prompts), GROUPED

@@ -72,13 +72,13 @@ def _write_level(
         inputs = folded.where("position IS NULL").select(*INPUTS.names)
         wide = context.staged_count(f"inputs-{depth}", pc.field("position").is_valid())
     touched = count - wide
-    run.nodes_touched += touched
+    run.count(level, touched=touched)
     if not touched:
         return ""
     logger.info("level %s: %d nodes to write", level, touched)
     if wide:
         inputs = reduce_wide(context, folded, depth=depth)
-    answered = answer_inputs(context, inputs, nodes=touched, name=f"{depth}")
+    answered = answer_inputs(context, inputs, level=level, nodes=touched, name=f"{depth}")
     with run.timed("assemble"):
         nodes = assemble(inputs, answered, context.prompts, run_id=run.run_id)
         rows, _ = context.stage(nodes, f"written-{depth}")

@@ -10,7 +10,6 @@ ancestors, a plan is an upper bound.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any, Self, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -34,7 +33,7 @@ from hltm_spark.pipeline.plan_context import PlanContext, PlanRun, Predictions
 from hltm_spark.pipeline.predict import History, PredictingClient, Size
 from hltm_spark.pipeline.requests import IDENTITY
 from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.runs import Run, read_cursor
+from hltm_spark.pipeline.runs import read_cursor
 from hltm_spark.pipeline.small import write_small
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
@@ -164,7 +163,7 @@ def _plan(context: PlanContext) -> Plan:
     outcome = _write(context, paths, is_as_stored=before_count == stored_count)
     asked = _asked(context)
     scale = read_scale(context) if asked else Scale(by_prompt={})
-    levels = tuple(_level_plans(context, outcome, asked, scale))
+    levels = tuple(_level_plans(context, asked, scale))
     prompt_tokens = sum(level.prompt_tokens for level in levels)
     completion_tokens = _completion_tokens(context, asked)
     kept_count, is_upper_bound = _kept(context, outcome)
@@ -283,18 +282,12 @@ def _asked(context: PlanContext) -> Asked:
     return {(row["level"], row["task"]): (row["n"], row["t"]) for row in sums.collect()}
 
 
-def _level_plans(
-    context: PlanContext, outcome: Outcome, asked: Asked, scale: Scale
-) -> Iterator[LevelPlan]:
-    """Yield the levels from the tenant down; the run's marks are those of levels with nodes."""
-    counts: dict[int, int] = {}
-    if outcome.written is not None:
-        rows = outcome.written.groupBy("depth").count().collect()
-        counts = {row["depth"]: row["count"] for row in rows}
-    marks = dict(zip(sorted(counts, reverse=True), _steps(context.run), strict=True))
-    for depth, name in enumerate(context.settings.level_names):
+def _level_plans(context: PlanContext, asked: Asked, scale: Scale) -> Iterator[LevelPlan]:
+    """Yield the levels from the tenant down."""
+    counts = cast("PlanRun", context.run).levels
+    for name in context.settings.level_names:
         found = {key: numbers for key, numbers in asked.items() if key[0] == name}
-        nodes, cached = marks.get(depth, (0, 0))
+        nodes, cached = counts.get(name, (0, 0))
         yield LevelPlan(
             level=name,
             nodes=nodes,
@@ -302,15 +295,6 @@ def _level_plans(
             cached=cached,
             prompt_tokens=round(sum(scale.factor(*k) * tokens for k, (_, tokens) in found.items())),
         )
-
-
-def _steps(run: Run) -> list[tuple[int, int]]:
-    """Return what each level added to (nodes touched, answers from the ledger)."""
-    marks = cast("PlanRun", run).marks
-    return [
-        (nodes - nodes_before, cached - cached_before)
-        for (nodes_before, cached_before), (nodes, cached) in pairwise([(0, 0), *marks])
-    ]
 
 
 def _completion_tokens(context: PlanContext, asked: Asked) -> int:

@@ -1,7 +1,6 @@
 """A run that writes nothing outside its staging folder, and predicts what it would be answered."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -24,17 +23,19 @@ from hltm_spark.pipeline.tables import (
 
 @dataclass(kw_only=True)
 class PlanRun(Run):
-    """A run that notes (nodes touched, answers from the ledger) at the end of each level."""
+    """A run that keeps its counts by level.
 
-    marks: list[tuple[int, int]] = field(default_factory=list)
+    Attributes:
+        levels: (nodes touched, answers from the ledger) by level.
+    """
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Note how far the counts are before the nodes of a level are put together."""
-        if stage == "assemble":
-            self.marks.append((self.nodes_touched, self.cached))
-        with super().timed(stage):
-            yield
+    levels: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def count(self, level: str, *, touched: int = 0, cached: int = 0) -> None:
+        """Count, of the level as well."""
+        super().count(level, touched=touched, cached=cached)
+        nodes, answers = self.levels.get(level, (0, 0))
+        self.levels[level] = (nodes + touched, answers + cached)
 
 
 @dataclass(kw_only=True)

@@ -75,6 +75,11 @@ class Run:
             spent = time.monotonic() - began
             self.stage_seconds[stage] = round(self.stage_seconds.get(stage, 0.0) + spent, 3)
 
+    def count(self, level: str, *, touched: int = 0, cached: int = 0) -> None:  # noqa: ARG002
+        """Count nodes of a level that are written, and requests answered from the ledger."""
+        self.nodes_touched += touched
+        self.cached += cached
+
     def finish(self, status: str, message: str = "") -> None:
         """Set the final status and times."""
         self.status, self.message = status, message

@@ -1,14 +1,13 @@
-"""A small run: its nodes are written level by level in this process, not by Spark jobs.
+"""A small run: its nodes are written from the leaves up in this process, not by Spark jobs.
 
 The engine's cost is jobs and commits, not rows: below some hundred nodes a frame a step costs
-seconds and the work itself next to nothing. The tables are read once, the levels are walked over
-plain lists with the same functions that `levels` maps over partitions, and the rows go back to
-Spark for the one MERGE. Both ways write the same rows.
+seconds and the work itself next to nothing. The tables are read once, the nodes are written with
+the same functions that `levels` maps over partitions, and the rows go back to Spark for the one
+MERGE. Both ways write the same rows.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +15,15 @@ from pyspark.sql import Row
 
 from hltm_spark.core.tree import salted_hash, to_node_id
 from hltm_spark.models.requests import WAVES
-from hltm_spark.pipeline.asked import Asked, Key
-from hltm_spark.pipeline.batch_run import answer_rows, is_batched
-from hltm_spark.pipeline.calls import Caller
+from hltm_spark.pipeline.asked import Asked
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
+from hltm_spark.pipeline.flow import Flow, Node, Steps
 from hltm_spark.pipeline.items import NODE_ID, child_item, document_item, place_order
-from hltm_spark.pipeline.journal import journalled_count
 from hltm_spark.pipeline.memory import WRITTEN, stale_node
 from hltm_spark.pipeline.progress import counting
-from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, TEXT, struct
+from hltm_spark.pipeline.small_answers import SmallAnswers
+from hltm_spark.pipeline.tables import DOCUMENTS, MEMORY, TEXT, struct
 
 logger = logging.getLogger("hltm_spark")
 
@@ -36,10 +34,6 @@ _CHILD_BYTES = 6_000
 _GONE = struct({"tenant_id": TEXT, "node_id": TEXT})
 _DOCUMENT_COLUMNS = [n for n in DOCUMENTS.columns if n not in ("tenant_key", "node_key", "keys")]
 _MEMORY_COLUMNS = [name for name in WRITTEN.names if name != "failed_tasks"]
-_ANSWER_COLUMNS = ("tenant_id", "request_hash", "repair_of", "is_usable", "response")
-
-Node = tuple[str, str]
-"""tenant_id, node_id."""
 
 
 @dataclass(slots=True)
@@ -120,180 +114,107 @@ def _load(context: RunContext, nodes: dict[Node, dict[str, Any]]) -> _Tree | Non
 
 
 class _SmallRun:
-    """Walks the affected part of the tree from its deepest level to the tenants."""
+    """Writes the affected part of the tree, every node once its children are written."""
 
     def __init__(self, context: RunContext, tree: _Tree) -> None:
         self._context, self._tree = context, tree
-        self._written: list[dict[str, Any]] = []
+        self._written: dict[Node, dict[str, Any]] = {}
         self._gone: list[Node] = []
-        self._paid: list[dict[str, Any]] = []
-        self._answers: dict[Key, str] = {}  # paid in this run, so not in the files of the ledger
-        self._open = ExitStack()
-        self._caller: Caller | None = None  # one for all levels: clients hold sockets
-        self._ledger = LLM_CALLS.files(context.root.path)
 
     def write(self) -> Outcome:
-        names = self._context.settings.level_names
-        try:
-            with self._open:
-                for depth in reversed(range(len(names))):
-                    self._write_level(depth, names[depth])
-        finally:
-            self._settle()
+        context, nodes = self._context, self._tree.nodes
+        flow = Flow({node: _parent(node, nodes[node]) for node in nodes}, self._steps)
+        logger.info("%d nodes to look at", len(nodes))
+        tenants = {tenant_id for tenant_id, _ in nodes}
+        with (
+            counting("nodes", total=len(nodes), count=lambda: flow.ended),
+            SmallAnswers(context, tenants=tenants) as answers,
+        ):
+            answers.answer(flow)
         return self._outcome()
 
-    def _write_level(self, depth: int, level: str) -> None:
+    def _steps(self, node: Node) -> Steps:
+        """Write one node, unless it is gone or has the input that it was written from."""
         run, prompts = self._context.run, self._context.prompts
         with run.timed("gather"):
-            inputs = list(self._inputs(depth, level))
-        run.nodes_touched += len(inputs)
-        if not inputs:
+            asked = self._input(node)
+        if asked is None:
             return
-        logger.info("level %s: %d nodes to write", level, len(inputs))
-        with run.timed("calls"):
-            self._reduce(inputs)
-            self._answer([one for one in inputs if not one.is_failed])
+        run.count(asked.node.level, touched=1)
+        while not asked.is_failed and asked.split(prompts):  # pass by pass to one prompt
+            groups = [asked.ask_group(group) for group in asked.groups]
+            yield from self._ask([group for group in groups if group is not None])
+            asked.take_groups(prompts)
+        if not asked.is_failed:
+            yield from self._ask([asked])
         with run.timed("assemble"):
-            for one in inputs:
-                row = self._with_previous(one.written(prompts, run_id=run.run_id))
-                self._written.append(row)
-                node, parent = (
-                    (row["tenant_id"], row["node_id"]),
-                    (row["tenant_id"], row["parent_id"]),
-                )
-                self._tree.children.setdefault(parent, {})[node] = child_item(row)
+            row = self._with_previous(asked.written(prompts, run_id=run.run_id))
+            self._written[node] = row
+            self._children(node)[node] = child_item(row)
 
-    def _inputs(self, depth: int, level: str) -> Iterator[Asked]:
-        """Yield the inputs of one level's nodes that changed; note those that are gone."""
-        tree = self._tree
-        for node in sorted(n for n, columns in tree.nodes.items() if columns["depth"] == depth):
-            columns = tree.nodes[node]
-            stored = tree.stored.get(node)
-            children = tree.children.get(node, {}).values()
-            items = sorted([*children, *tree.documents.get(node, ())], key=place_order)
-            if not items:
-                tree.children.get((node[0], columns["parent_id"]), {}).pop(node, None)
-                if stored:
-                    self._gone.append(node)
-                continue
-            is_complete = stored is not None and stored["status"] == "complete"
-            before = stored["input_fingerprint"] if stored and is_complete else None
-            asked = Asked.of_items(columns, items, self._context.prompts, level=level)
-            if asked.row["input_fingerprint"] != before:
-                yield asked
+    def _children(self, node: Node) -> dict[Node, dict[str, Any]]:
+        """Return the items of the children that a node's parent has."""
+        parent_id = self._tree.nodes[node]["parent_id"]
+        return self._tree.children.setdefault((node[0], parent_id), {})
 
-    def _reduce(self, asked: Sequence[Asked]) -> None:
-        """Reduce the inputs beyond the budget in groups, pass by pass, to one prompt each."""
-        prompts = self._context.prompts
-        wide = list(asked)
-        while wide := [one for one in wide if not one.is_failed and one.split(prompts)]:
-            groups = [one.ask_group(group) for one in wide for group in one.groups]
-            self._answer([group for group in groups if group is not None])
-            for one in wide:
-                one.take_groups(prompts)
+    def _input(self, node: Node) -> Asked | None:
+        """Return what a node is to be written from; None, and a note, where it is gone."""
+        tree, context = self._tree, self._context
+        columns, stored = tree.nodes[node], tree.stored.get(node)
+        children = tree.children.get(node, {}).values()
+        items = sorted([*children, *tree.documents.get(node, ())], key=place_order)
+        if not items:
+            self._children(node).pop(node, None)
+            if stored:
+                self._gone.append(node)
+            return None
+        level = context.settings.level_names[columns["depth"]]
+        asked = Asked.of_items(columns, items, context.prompts, level=level)
+        is_complete = stored is not None and stored["status"] == "complete"
+        before = stored["input_fingerprint"] if stored and is_complete else None
+        return None if asked.row["input_fingerprint"] == before else asked
 
-    def _answer(self, asked: Sequence[Asked]) -> None:
-        """Bring every request of the given inputs its response, from the ledger or the model."""
-        for tasks in WAVES[self._context.prompts.layout]:
-            requests = [
-                {**request, "tenant_key": salted_hash(one.tenant_id, salt=self._context.root.salt)}
-                for one in asked
-                for request in one.requests(tasks, self._context.prompts)
-            ]
-            if not requests:
-                continue
-            responses = self._look_up(requests)
-            waiting = {_key(r): r for r in requests if _key(r) not in responses}
-            self._context.run.cached += len(requests) - len(waiting)
-            responses |= self._call(list(waiting.values()))
-            for one in asked:
-                one.take(responses)
-
-    def _look_up(self, requests: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
-        keys = {_key(request) for request in requests}
-        hashes = {request_hash for _, request_hash in keys}
-        found = {key: self._answers[key] for key in keys & self._answers.keys()}
-        for column in ("request_hash", "repair_of"):
-            for row in read_rows(self._ledger, _ANSWER_COLUMNS, where={column: hashes}):
-                key = (row["tenant_id"], row["repair_of"] or row["request_hash"])
-                if row["is_usable"] and key in keys:
-                    found[key] = max(found.get(key, ""), row["response"])
-        return found
-
-    def _call(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
-        if not waiting:
-            return {}
-        if is_batched(self._context):
-            return self._call_in_batches(waiting)
-        if self._caller is None:
-            self._caller = self._open.enter_context(Caller(self._context.call_settings(slots=1)))
-        journal = self._context.journal
-        before = journalled_count(journal)
-        meter = self._context.meter
-        paid: list[dict[str, Any]] = []
-        with counting(
-            "calls", total=len(waiting), count=lambda: journalled_count(journal) - before
-        ):
-            for part in meter.portions(len(waiting)):
-                with meter.watching():
-                    paid += self._caller.answers(waiting[part.start : part.stop])
-        self._paid += paid
-        if self._context.is_stopped:
-            self._settle()
-            self._context.raise_if_stopped()
-        return self._usable(paid)
-
-    def _call_in_batches(self, waiting: Sequence[Mapping[str, Any]]) -> dict[Key, str]:
-        answers: dict[Key, str] = {}
-        for part in self._context.meter.portions(len(waiting)):
-            answers |= self._usable(answer_rows(self._context, waiting[part.start : part.stop]))
-        self._context.raise_if_stopped()
-        return answers
-
-    def _usable(self, paid: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
-        """Return the usable ones of paid answers, and keep them for later requests."""
-        answers = {
-            (r["tenant_id"], r["repair_of"] or r["request_hash"]): r["response"]
-            for r in paid
-            if r["is_usable"]
-        }
-        self._answers |= answers
-        return answers
+    def _ask(self, asked: Sequence[Asked]) -> Steps:
+        """Bring every request of some inputs its response, wave by wave."""
+        prompts, salt = self._context.prompts, self._context.root.salt
+        for tasks in WAVES[prompts.layout]:
+            with self._context.run.timed("gather"):
+                requests = [
+                    {**request, "tenant_key": salted_hash(one.tenant_id, salt=salt)}
+                    for one in asked
+                    for request in one.requests(tasks, prompts)
+                ]
+            if requests:
+                responses = yield requests
+                for one in asked:
+                    one.take(responses)
 
     def _with_previous(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return the row of a node, one that failed as its previous memory where it has one."""
         before = self._tree.stored.get((written["tenant_id"], written["node_id"]))
         return stale_node(written, before) if before and written["failed_tasks"] else written
 
-    def _settle(self) -> None:
-        """Bring what was paid into the ledger; until then it is in the journal."""
-        if self._paid:
-            path = self._context.staging("paid")
-            write_rows(self._paid, LLM_CALLS.schema, path)
-            self._paid = []
-            rows = self._context.spark.read.schema(LLM_CALLS.schema).parquet(path)
-            self._context.commits.append(LLM_CALLS, rows)
-
     def _outcome(self) -> Outcome:
         context = self._context
         written = gone = None
-        keys = {(row["tenant_id"], row["node_id"]) for row in self._written}
-        if self._written:
+        rows = [self._written[node] for node in sorted(self._written)]
+        if rows:
             path = context.staging("written")
-            write_rows(self._written, WRITTEN, path)
+            write_rows(rows, WRITTEN, path)
             written = context.spark.read.schema(WRITTEN).parquet(path)
         if self._gone:
-            rows = [dict(zip(NODE_ID, node, strict=True)) for node in self._gone]
-            gone = local_rows(context.spark, rows, _GONE)
+            ids = [dict(zip(NODE_ID, node, strict=True)) for node in sorted(self._gone)]
+            gone = local_rows(context.spark, ids, _GONE)
         return Outcome(
             written=written,
             gone=gone,
-            written_count=len(self._written),
+            written_count=len(rows),
             gone_count=len(self._gone),
-            failed_count=sum(row["status"] != "complete" for row in self._written),
-            is_all_new=not self._gone and self._tree.stored.keys().isdisjoint(keys),
+            failed_count=sum(row["status"] != "complete" for row in rows),
+            is_all_new=not self._gone and self._tree.stored.keys().isdisjoint(self._written),
         )
 
 
-def _key(request: Mapping[str, Any]) -> Key:
-    return request["tenant_id"], request["request_hash"]
+def _parent(node: Node, columns: Mapping[str, Any]) -> Node | None:
+    parent_id = columns["parent_id"]
+    return None if parent_id is None else (node[0], parent_id)

@@ -90,6 +90,27 @@ def test_a_run_that_takes_exactly_its_budget_is_not_stopped(
     assert read_stop(tmp_path) is not None
 
 
+def test_calls_in_flight_count_for_those_that_are_made(tmp_path: Path, journal: Journal) -> None:
+    limited = meter(tmp_path, max_calls=10)
+    pay(journal, 2)
+
+    assert limited.allowed(20, in_flight=0) == 8
+    assert limited.allowed(20, in_flight=5) == 3
+    assert limited.allowed(2, in_flight=5) == 2
+    assert limited.allowed(20, in_flight=8) == 0
+    assert read_stop(tmp_path) is None, "some of those in flight may fail unpaid"
+    pay(journal, 8)
+    assert limited.allowed(20, in_flight=1) == 0
+    assert read_stop(tmp_path) is None
+    assert limited.allowed(20, in_flight=0) == 0
+    assert read_stop(tmp_path) == Stop(BUDGET, "budgets.max_calls 10 is reached")
+
+
+def test_without_a_budget_every_call_is_allowed(tmp_path: Path) -> None:
+    assert Meter().allowed(7, in_flight=100) == 7
+    assert meter(tmp_path).allowed(7, in_flight=0) == 7
+
+
 def test_nothing_is_handed_out_after_another_stop(tmp_path: Path, journal: Journal) -> None:
     limited = meter(tmp_path, max_calls=5)
     parts = limited.portions(10)
