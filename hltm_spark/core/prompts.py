@@ -153,8 +153,20 @@ def render_child(child: Child) -> str:
     return "\n".join(lines)
 
 
+def item_values(node: NodeInput) -> dict[str, str]:
+    """Return a node's items as `$documents` and `$children` show them; empty where it has none."""
+    return {
+        "documents": "\n".join(render_document(d) for d in node.documents),
+        "children": "\n".join(render_child(c) for c in node.children),
+    }
+
+
 def node_values(
-    node: NodeInput, *, guidance: Mapping[str, str], summary: str | None
+    node: NodeInput,
+    *,
+    guidance: Mapping[str, str],
+    summary: str | None,
+    items: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return every variable that a leaf or parent prompt may use.
 
@@ -162,12 +174,12 @@ def node_values(
         node: What is rendered as `$documents` and `$children`.
         guidance: Declared facets and hints from conf, for `$facets`, `$questions`, `$matters`.
         summary: The detailed summary, for the one-sentence task only.
+        items: `item_values` of the node, where they are at hand.
     """
     values = {
         "level": escape_text(node.level),
         "node_id": escape_attribute(node.node_id),
         **guidance,
-        "documents": "\n".join(render_document(d) for d in node.documents) or "(none)",
-        "children": "\n".join(render_child(c) for c in node.children) or "(none)",
+        **{name: text or "(none)" for name, text in (items or item_values(node)).items()},
     }
     return values if summary is None else {**values, "summary": escape_text(summary)}

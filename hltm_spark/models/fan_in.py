@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hltm_spark.core.groups import SizedItem, assign_groups, split_document
+from hltm_spark.core.prompts import item_values
 from hltm_spark.core.records import MAX_SOURCES, Child, Document, FacetValue, NodeInput, Views
 from hltm_spark.core.tokens import cut_to_tokens, estimate_tokens
 from hltm_spark.models.requests import NodePrompts
@@ -48,7 +49,7 @@ def split_input(node: NodeInput, prompts: NodePrompts) -> tuple[Group, ...]:
     attributes of the size of the budget): then the node itself is too long.
     """
     room = prompts.room(node)
-    if node_tokens(node, prompts) <= room:
+    if items_tokens(item_values(node)) <= room:
         return ()
     items = [smaller for item in _items(node) for smaller in fit_item(item, room, prompts)]
     members: dict[str, list[Item]] = {}
@@ -124,9 +125,13 @@ def item_tokens(item: Item, prompts: NodePrompts) -> int:
     return estimate_tokens(prompts.shown(item)) + 1
 
 
-def node_tokens(node: NodeInput, prompts: NodePrompts) -> int:
-    """Return the sum of `item_tokens` of a node's items: no token reaches over a line end."""
-    return estimate_tokens("".join(f"{prompts.shown(item)}\n" for item in _items(node)))
+def items_tokens(items: Mapping[str, str]) -> int:
+    """Return the sum of `item_tokens` of a node's items: no token reaches over a line end.
+
+    Args:
+        items: Its `item_values`.
+    """
+    return estimate_tokens("".join(f"{text}\n" for text in items.values() if text))
 
 
 def shrink_child(child: Child, limit: int, prompts: NodePrompts) -> Child:

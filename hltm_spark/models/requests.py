@@ -102,7 +102,13 @@ class NodePrompts:
             )
 
     def request(
-        self, node: NodeInput, task: str, *, summary: str | None = None, is_group: bool = False
+        self,
+        node: NodeInput,
+        task: str,
+        *,
+        summary: str | None = None,
+        is_group: bool = False,
+        items: Mapping[str, str] | None = None,
     ) -> Request:
         """Return one task's request for a node.
 
@@ -112,9 +118,10 @@ class NodePrompts:
             summary: The detailed summary, for one_sentence_summary only; its prompt shows as much
                 of it as the budget allows.
             is_group: True where the node is a group of a larger one's items.
+            items: `item_values` of the node, where they are at hand.
         """
         prompt = self.prompts[f"{'leaf' if node.is_leaf else 'parent'}/{task}"]
-        values = node_values(node, guidance=self.guidance, summary=summary)
+        values = node_values(node, guidance=self.guidance, summary=summary, items=items)
         system, user = prompt.render(values)
         if summary:
             excess = estimate_tokens(system) + estimate_tokens(user) - self.max_input_tokens

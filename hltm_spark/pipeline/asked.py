@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from hltm_spark.core.prompts import TASKS
+from hltm_spark.core.prompts import TASKS, item_values
 from hltm_spark.core.records import NodeInput, Views
-from hltm_spark.models.fan_in import Group, next_input, node_tokens, split_input
+from hltm_spark.models.fan_in import Group, items_tokens, next_input, split_input
 from hltm_spark.models.requests import WAVES, NodePrompts
 from hltm_spark.pipeline.flow import Key
 from hltm_spark.pipeline.memory import answered_summary, answered_views, written_node
@@ -26,6 +26,7 @@ class Asked:
     parts: dict[str, "Asked"] = field(default_factory=dict)
     is_failed: bool = False
     waiting: dict[Key, str] = field(default_factory=dict)
+    shown: Mapping[str, str] | None = None
 
     @classmethod
     def of_items(
@@ -48,9 +49,10 @@ class Asked:
         values = [item["item"] for item in items if record.note(item, item["item"])]
         identity = {name: columns[name] for name in ("tenant_id", "node_id")}
         node = to_node_input(values, level=level, **identity)
-        is_wide = node_tokens(node, prompts) > prompts.room(node)
+        shown = item_values(node)
+        is_wide = items_tokens(shown) > prompts.room(node)
         row = {**columns, "level": level, **record.columns(prompts, is_wide=is_wide)}
-        return cls(row, node, is_wide=is_wide)
+        return cls(row, node, is_wide=is_wide, shown=None if is_wide else shown)
 
     @property
     def tenant_id(self) -> str:
@@ -92,7 +94,9 @@ class Asked:
             None if is_first else answered_summary(self.node, self.responses["summary"], prompts)
         )
         for task in tasks:
-            request = prompts.request(self.node, task, summary=summary, is_group=self.is_group)
+            request = prompts.request(
+                self.node, task, summary=summary, is_group=self.is_group, items=self.shown
+            )
             key = prompts.request_hash(request, tenant_id=self.tenant_id)
             self.waiting[self.tenant_id, key] = task
             yield {

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import SettingsError
+from hltm_spark.core.prompts import item_values
 from hltm_spark.core.records import MAX_SOURCES, Child, Document, NodeInput, Views
 from hltm_spark.core.tokens import estimate_tokens
 from hltm_spark.core.views import assemble_views
@@ -15,8 +16,8 @@ from hltm_spark.models.extractive import ExtractiveClient
 from hltm_spark.models.fan_in import (
     Group,
     item_tokens,
+    items_tokens,
     next_input,
-    node_tokens,
     shrink_child,
     split_input,
     to_child,
@@ -383,7 +384,7 @@ def test_the_tokens_of_a_node_are_those_of_its_items() -> None:
         *[project(number) for number in range(40)],
     )
 
-    assert node_tokens(given, prompts) == sum(
+    assert items_tokens(item_values(given)) == sum(
         item_tokens(item, prompts) for item in (*given.children, *given.documents)
     )
 
