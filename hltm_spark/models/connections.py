@@ -140,7 +140,9 @@ def _opener(url: Any, *, timeout_s: float) -> Callable[[], http.client.HTTPConne
     host = url.raw_host.decode("ascii")
     if url.scheme != "https":
         return lambda: http.client.HTTPConnection(host, url.port, timeout=timeout_s)
-    trusted: ssl.SSLContext = _HTTPX.create_ssl_context()  # the SDK's: also what SSL_CERT_FILE names
+    trusted: ssl.SSLContext = (
+        _HTTPX.create_ssl_context()
+    )  # the SDK's: also what SSL_CERT_FILE names
     return lambda: http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=trusted)
 
 

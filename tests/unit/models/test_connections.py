@@ -197,7 +197,9 @@ def test_an_answer_may_be_packed_though_nobody_asked_for_it() -> None:
 def test_every_call_has_the_headers_that_the_sdk_sends(server: LlmServer) -> None:
     with closing(client(server)) as model:
         model.complete(REQUEST)
-        model.sdk.post("/chat/completions", body={"model": "gpt-test", "messages": []}, cast_to=object)
+        model.sdk.post(
+            "/chat/completions", body={"model": "gpt-test", "messages": []}, cast_to=object
+        )
 
     ours, of_sdk = (call.headers for call in server.chats)
     own = {"accept-encoding", "content-length"}
