@@ -51,6 +51,7 @@ class Reply:
         refusal: `message.refusal`, with no content.
         delay_s: Seconds to wait before anything is sent.
         is_reset: The connection is cut instead of an answer.
+        is_last: The connection ends after the answer, which does not say so.
     """
 
     status: int = 200
@@ -62,6 +63,7 @@ class Reply:
     refusal: str | None = None
     delay_s: float = 0.0
     is_reset: bool = False
+    is_last: bool = False
 
 
 Script = Sequence[Reply | None] | Callable[[Call], Reply | None]
@@ -79,6 +81,8 @@ class LlmServer:
         base_url: Root of its API.
         calls: Every request so far, in order of arrival.
         peak: Most requests that were in the server at once.
+        connections: How many were made so far.
+        connected: How many of them are open.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class LlmServer:
         self.dimension = dimension
         self.calls: list[Call] = []
         self.peak = 0
+        self.connections = self.connected = 0
         self._in_flight = 0
         self._lock = threading.Lock()
         kind = type("Handler", (handler or _Handler,), {"llm": self})
@@ -129,6 +134,15 @@ class LlmServer:
     def leave(self) -> None:
         with self._lock:
             self._in_flight -= 1
+
+    def connect(self) -> None:
+        with self._lock:
+            self.connections += 1
+            self.connected += 1
+
+    def disconnect(self) -> None:
+        with self._lock:
+            self.connected -= 1
 
 
 @contextmanager
@@ -265,6 +279,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # header and body are two writes
 
+    def setup(self) -> None:
+        super().setup()
+        self.llm.connect()
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        finally:
+            self.llm.disconnect()
+
     def do_GET(self) -> None:
         self._serve({})
 
@@ -285,6 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._cut()
             else:
                 self._send(call, reply)
+                self.close_connection |= reply.is_last
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the client did not wait
         finally:

@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
@@ -57,7 +58,7 @@ class Prompt:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything in the file that reaches the model."""
-        return fingerprint(self.prompt_id, self.output, self.system, self.user)
+        return _fingerprint_of(self)
 
     @property
     def variables(self) -> frozenset[str]:
@@ -77,6 +78,11 @@ class Prompt:
                 f"known here: {sorted(values)}"
             )
         return Template(self.system).substitute(values), Template(self.user).substitute(values)
+
+
+@lru_cache
+def _fingerprint_of(prompt: Prompt) -> str:
+    return fingerprint(prompt.prompt_id, prompt.output, prompt.system, prompt.user)
 
 
 def load_prompt(prompt_id: str, *, folder: str | None = None) -> Prompt:

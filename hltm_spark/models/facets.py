@@ -36,6 +36,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 def clean_text(text: str) -> str:
     """Return text that every store takes: no half surrogates, no control but tab and line end."""
+    if text.isprintable():
+        return text
     return _CONTROL.sub(" ", _UNSTORABLE.sub("\ufffd", text))
 
 

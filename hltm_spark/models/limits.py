@@ -2,8 +2,9 @@
 
 The limits of conf are totals for a run: each worker takes its share of what the workers that are
 still at work have together. Within its share a worker halves what it has in flight when the
-endpoint says that it is too much (HTTP 429), and creeps up again with every success. A streak of
-failures opens the circuit: all wait, then one try decides whether they go on.
+endpoint says that it is too much (HTTP 429), and creeps up again with every success; now and then a
+refusal among many answers is no such word. A streak of failures opens the circuit: all wait, then
+one try decides whether they go on.
 """
 
 import logging
@@ -20,6 +21,10 @@ from hltm_spark.models.llm import UNAVAILABLE
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+ANSWERS_A_REFUSAL = 10
+"""Answers that make up for one refusal: where one in twenty is refused, whatever the load, less in
+flight would only take longer; where the load is too much, refusals are as many as answers."""
+
 _BURST_S = 2.0  # seconds of a rate that may be used at once
 _LOOK_S = 1.0  # how long a share is taken as it was
 
@@ -66,6 +71,7 @@ class CallLimiter:
         self._changed = threading.Condition()
         self._in_flight = 0
         self._learned = settings.max_concurrency
+        self._credit = 0  # answers that no refusal was held against yet
         self._cut_at = float("-inf")
         self._requests = _Rate(settings.requests_per_minute)
         self._tokens = _Rate(settings.tokens_per_minute)
@@ -111,15 +117,23 @@ class CallLimiter:
             self._circuit.close()
             # by one an answer: some refusals now and then must not keep it low
             self._learned = min(self._learned + 1, self._settings.max_concurrency)
+            self._credit = min(self._credit + 1, max(ANSWERS_A_REFUSAL, self._learned))
             if tokens:
                 self._tokens.take(tokens - one.tokens, self._clock(), self._count)
             self._changed.notify()
 
     def refused(self, one: Try) -> None:
-        """Note that the endpoint had too much to do: halve what is in flight, once a round."""
+        """Note that the endpoint had too much to do: halve what is in flight, once a round.
+
+        Not so where `ANSWERS_A_REFUSAL` answers came for each refusal.
+        """
         with self._changed:
             self._circuit.close()  # whoever asks for less is not down
-            if one.began >= self._cut_at:
+            if one.began < self._cut_at:
+                return
+            if self._credit >= ANSWERS_A_REFUSAL:
+                self._credit -= ANSWERS_A_REFUSAL
+            else:
                 self._learned = max(1, self.window // 2)
                 self._cut_at = self._clock()
                 logger.info("the endpoint asks for less: %d calls at once", self._learned)

@@ -5,7 +5,6 @@ so is its response model: compatible servers leave out or add what they like, so
 read here, with care.
 """
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from hltm_spark.core.errors import (
     SettingsError,
 )
 from hltm_spark.models import retrying
+from hltm_spark.models.connections import JsonPosts
 from hltm_spark.models.limits import CallLimiter, Try
 from hltm_spark.models.llm import FILTERED, REFUSED, TOO_LONG, UNAVAILABLE, Completion, Request
 from hltm_spark.models.parsing import json_schema_of
@@ -89,19 +89,6 @@ def make_sdk_client(
     return openai.OpenAI(base_url=settings.base_url or OPENAI_URL, api_key=key or NO_KEY, **shared)
 
 
-def post_json(sdk: openai.OpenAI, path: str, body: dict[str, Any]) -> object:
-    """Return the JSON that an endpoint answers.
-
-    Raises:
-        APIError: Any other status than success, or no connection.
-        NoAnswerError: A success whose body is no JSON, such as a gateway's page.
-    """
-    try:
-        return sdk.post(path, body=body, cast_to=object)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise retrying.NoAnswerError("HTTP 200 with a body that is not JSON") from None
-
-
 class OpenAiClient:
     """An `LlmClient` over HTTP. Safe to share between threads."""
 
@@ -118,6 +105,9 @@ class OpenAiClient:
         """
         self._settings = settings
         self._sdk = make_sdk_client(settings, section="llm", azure=settings.provider == "azure")
+        self._posts = JsonPosts(
+            self._sdk, "/chat/completions", model=settings.model, timeout_s=settings.timeout_s
+        )
         self._format = FormatChoice(settings.structured_output)
         self._limiter = limiter or CallLimiter(settings)
 
@@ -128,7 +118,7 @@ class OpenAiClient:
 
     @property
     def sdk(self) -> openai.OpenAI:
-        """The SDK's client: for other endpoints of the same API, over the same connections."""
+        """The SDK's client: for other endpoints of the same API."""
         return self._sdk
 
     def complete(self, request: Request) -> Completion:
@@ -156,6 +146,7 @@ class OpenAiClient:
 
     def close(self) -> None:
         """Close the connections."""
+        self._posts.close()
         self._sdk.close()
 
     def _complete_as(self, request: Request, mode: str) -> Completion:
@@ -176,7 +167,7 @@ class OpenAiClient:
         with limiter.turn(_charge_of(body)) as one:
             started = time.monotonic()
             try:
-                raw = post_json(self._sdk, "/chat/completions", body)
+                raw = self._posts.post(body)
                 answer = to_completion(raw, latency_s=time.monotonic() - started)
             except (openai.APIError, retrying.NoAnswerError) as error:
                 _note_error(limiter, one, error)

@@ -17,8 +17,9 @@ from hltm_spark.core.config import EmbeddingSettings
 from hltm_spark.core.errors import EmbeddingError
 from hltm_spark.core.tokens import cut_to_tokens, estimate_tokens
 from hltm_spark.models import retrying
+from hltm_spark.models.connections import post_json
 from hltm_spark.models.embedders import Vectors, check_no_blanks, unit_rows
-from hltm_spark.models.openai_client import make_sdk_client, post_json
+from hltm_spark.models.openai_client import make_sdk_client
 
 MAX_RETRY_S = 300.0
 SHORTEST_CUT = 32

@@ -9,6 +9,10 @@ import openai
 
 from hltm_spark.models.retrying import describe_error, error_words
 
+PATIENCE_S = 0.3
+"""Seconds that requests wait for the first one: a server that refuses a format does so at once, and
+the answer of one that takes it is not worth a round of waiting."""
+
 _STEPS = {"json_schema": "json_object", "json_object": "text"}
 _WORDS = ("response_format", "json_schema", "json_object", "structured output", "guided")
 _REFUSALS = frozenset({400, 422, 501})
@@ -26,8 +30,8 @@ def concerns_format(error: openai.APIStatusError) -> bool:
 class FormatChoice:
     """The mode in use: as set, or with `auto` the richest that the server takes.
 
-    Until one request has been answered, requests go one at a time, so that a refusal is learned by
-    one request and not by every thread.
+    Until one request has been answered the others wait for it, `PATIENCE_S` at most, so that a
+    refusal is learned by one request and not by every thread.
     """
 
     def __init__(self, setting: str) -> None:
@@ -46,16 +50,24 @@ class FormatChoice:
 
     @contextmanager
     def turn(self) -> Iterator[str]:
-        """Give the mode for one request; alone while the mode is not settled."""
+        """Give the mode for one request; alone for a moment while the mode is not settled."""
         if self._is_settled:
             yield self._mode
             return
-        with self._alone:
-            is_first = not self._is_settled
-            if is_first:
-                yield self._mode
-        if not is_first:
+        is_alone = self._wait_alone()
+        try:
             yield self._mode
+        finally:
+            if is_alone:
+                self._alone.release()
+
+    def _wait_alone(self) -> bool:
+        """Return True where no other request may go: this one holds the lock."""
+        is_alone = self._alone.acquire(timeout=PATIENCE_S)
+        if is_alone and self._is_settled:
+            self._alone.release()
+            return False
+        return is_alone
 
     def settle(self) -> None:
         """Note that a request was answered in the present mode."""
@@ -71,13 +83,13 @@ class FormatChoice:
     def is_refusal(self, mode: str, error: BaseException) -> bool:
         """Return True where an error says that the server does not know this mode.
 
-        HTTP 500 to a json_schema request says so only if it is the first such request (llama.cpp's
-        server answers that); later it is a fault like any other.
+        HTTP 500 to a json_schema request says so only if it is the first such request, or was sent
+        beside it (llama.cpp's server answers that); later it is a fault like any other.
         """
         if self._is_fixed or mode == "text" or not isinstance(error, openai.APIStatusError):
             return False
         if error.status_code == 500 and mode == "json_schema":
-            return not self._schema_was_tried
+            return self._mode != mode or not self._schema_was_tried
         return error.status_code in _REFUSALS and concerns_format(error)
 
     def step_down(self, mode: str, error: openai.APIError) -> bool:

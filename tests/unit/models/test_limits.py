@@ -94,6 +94,47 @@ def test_refusals_of_calls_that_began_before_the_last_cut_count_as_one() -> None
     assert limits.window == 8
 
 
+def test_a_refusal_now_and_then_takes_nothing_away() -> None:
+    clock = Clock()
+    limits = limiter(clock, max_concurrency=16)
+
+    windows = []
+    for _ in range(20):
+        answer(limits, 19)
+        clock.now += 1
+        limits.refused(call(limits))
+        windows.append(limits.window)
+
+    assert windows == [16] * 20
+
+
+def test_answers_of_long_ago_make_up_for_no_more_than_a_round_of_refusals() -> None:
+    clock = Clock()
+    limits = limiter(clock, max_concurrency=32)
+    answer(limits, 10_000)
+
+    windows = []
+    for _ in range(5):
+        clock.now += 1
+        limits.refused(call(limits))
+        windows.append(limits.window)
+
+    assert windows == [32, 32, 32, 16, 8]
+
+
+def test_an_endpoint_with_room_for_less_is_soon_asked_for_less() -> None:
+    clock = Clock()
+    limits = limiter(clock, max_concurrency=32)
+    answer(limits, 100)
+
+    for _ in range(20):  # every other call is one too many
+        clock.now += 1
+        limits.refused(call(limits))
+        answer(limits, 1)
+
+    assert limits.window <= 4
+
+
 def test_one_call_is_always_let_through() -> None:
     clock = Clock()
     limits = limiter(clock, max_concurrency=2)

@@ -9,6 +9,7 @@ import pytest
 
 from hltm_spark.core.config import LlmSettings
 from hltm_spark.core.errors import EnvironmentProblem, LlmError, LlmStopError, SettingsError
+from hltm_spark.models import response_format
 from hltm_spark.models.answering import ask
 from hltm_spark.models.llm import Request
 from hltm_spark.models.openai_client import OpenAiClient
@@ -224,8 +225,9 @@ def refuses(*formats: str, reply: Reply) -> replies.Script:
     ],
 )
 def test_structured_output_steps_down_once_for_all_rows(
-    reply: Reply, refused: list[str], seen: list[str]
+    reply: Reply, refused: list[str], seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(response_format, "PATIENCE_S", 600)
     with serve_llm(refuses(*refused, reply=reply)) as server:
         asked = client(server)
 
@@ -254,6 +256,41 @@ def test_requests_run_together_once_the_format_is_known() -> None:
         asked.close()
 
     assert server.peak == 4
+
+
+def test_nobody_waits_long_for_the_first_answer() -> None:
+    together = threading.Barrier(4)
+
+    def script(_: Call) -> None:
+        together.wait(timeout=60)
+
+    with serve_llm(script) as server:
+        asked = client(server)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: asked.complete(REQUEST), range(4)))
+        asked.close()
+
+    assert server.peak == 4
+
+
+@pytest.mark.parametrize("reply", [replies.format_refused(), replies.server_error(500)])
+def test_a_format_that_several_requests_were_refused_for_is_left_by_all(reply: Reply) -> None:
+    together = threading.Barrier(4)
+
+    def script(call: Call) -> Reply | None:
+        if call.response_format != "json_schema":
+            return None
+        together.wait(timeout=60)
+        return reply
+
+    with serve_llm(script) as server:
+        asked = client(server, max_attempts=1)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: asked.complete(REQUEST), range(4)))
+        asked.close()
+
+    formats = sorted(str(call.response_format) for call in server.chats)
+    assert formats == ["json_object"] * 4 + ["json_schema"] * 4
 
 
 def test_http_500_after_an_answer_in_json_schema_is_a_fault_like_any_other() -> None:
