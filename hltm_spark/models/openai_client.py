@@ -106,7 +106,11 @@ class OpenAiClient:
         self._settings = settings
         self._sdk = make_sdk_client(settings, section="llm", azure=settings.provider == "azure")
         self._posts = JsonPosts(
-            self._sdk, "/chat/completions", model=settings.model, timeout_s=settings.timeout_s
+            self._sdk,
+            "/chat/completions",
+            model=settings.model,
+            timeout_s=settings.timeout_s,
+            most=settings.max_concurrency,
         )
         self._format = FormatChoice(settings.structured_output)
         self._limiter = limiter or CallLimiter(settings)

@@ -11,7 +11,6 @@ from contextlib import closing
 import pytest
 
 from hltm_spark.core.errors import LlmError
-from hltm_spark.models import connections
 from hltm_spark.models.openai_client import OpenAiClient
 from tests import llm_server as replies
 from tests.llm_server import Call, LlmServer, Reply, serve_llm
@@ -122,18 +121,6 @@ def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
         model.complete(REQUEST)
 
     assert (len(server.chats), server.connections) == (2, 2)
-
-
-def test_a_connection_is_not_used_again_after_a_long_time(
-    server: LlmServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "IDLE_S", 0.0)
-
-    with closing(client(server)) as model:
-        model.complete(REQUEST)
-        model.complete(REQUEST)
-
-    assert server.connections == 2
 
 
 def test_a_connection_outlives_an_answer_that_is_an_error() -> None:
