@@ -32,7 +32,7 @@ COUNTING = Request(
 
 @contextmanager
 def client(llama: LlamaServer, **settings: Any) -> Iterator[OpenAiClient]:
-    given = {
+    given: dict[str, Any] = {
         "provider": "openai",
         "model": MODEL,
         "base_url": llama.base_url,

@@ -62,7 +62,7 @@ class Root:
             "model": MODEL,
             "base_url": base_url,
             "output_tokens_parameter": "max_tokens",
-            "max_output_tokens": 400,
+            "max_output_tokens": 256,
             "temperature": 0.0,
             "timeout_s": 600,
             "max_concurrency": 4,
@@ -166,12 +166,10 @@ def test_a_run_records_what_was_paid_and_the_next_pays_for_failures_alone(
     second = list(llama.answered)
     check_records(root, [*first, *second])
     usable = {asked_key(call) for call in calls if call["is_usable"]}
-    seen = {call["response"] for call in calls}
-    again = [c for c in root.rows(LLM_CALLS) if c["run_id"] not in {o["run_id"] for o in calls}]
+    again = [c for c in root.rows(LLM_CALLS) if c["run_id"] != calls[0]["run_id"]]
     assert code == 1
     assert len(again) == len(second)
     assert not usable & {asked_key(call) for call in again}
-    assert seen
 
 
 def test_answers_that_were_all_cut_off_leave_no_memory(
