@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
+LLM_VENV := .venv-llm
+LLM_STAMP := $(LLM_VENV)/.setup-stamp
 TYPED := hltm_spark serving jobs demo $(if $(wildcard benchmarks/*.py),benchmarks)
 CODE := $(TYPED) tests
 PYTEST := HLTM_NO_SKIPS=1 $(BIN)/python -m pytest
@@ -61,6 +63,19 @@ test: $(STAMP) ## Every test but the slow ones
 soak: $(STAMP) ## The slow Spark tests
 	@$(PYTEST) -m soak tests/spark
 
+test-llm: $(STAMP) $(LLM_STAMP) ## The openai provider against llama.cpp's server, which it builds once (10 CPU minutes)
+	@$(PYTEST) tests/llm
+
+# Compiled for any CPU (a native build crashes on some), without the image models.
+$(LLM_STAMP): requirements/llm.txt
+	@for tool in "$${CC:-cc}" "$${CXX:-c++}"; do command -v $$tool >/dev/null || { echo \
+		"no $$tool found, and llama.cpp is compiled here; install a C and a C++ compiler, or set CC and CXX"; exit 1; }; done
+	@test -x $(LLM_VENV)/bin/python || $(PYTHON) -m venv $(LLM_VENV)
+	@echo "test-llm: compiling llama.cpp's server (once; all cores, or CMAKE_BUILD_PARALLEL_LEVEL=1)"
+	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" $(LLM_VENV)/bin/python -m pip install \
+		--quiet --disable-pip-version-check --no-deps -r requirements/llm.txt
+	@touch $(LLM_STAMP)
+
 cov: $(STAMP) ## Every test, with coverage (fails under 90 %)
 	@$(PYTEST) --cov --cov-report=term tests
 
@@ -90,4 +105,4 @@ lock: ## Pin every dependency anew (needs uv)
 clean: ## Remove what the demo and the tools left
 	@rm -rf .demo build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo format lint types test-fast test soak cov golden check bench bench-retrieval wheel lock clean
+.PHONY: help setup demo format lint types test-fast test soak test-llm cov golden check bench bench-retrieval wheel lock clean

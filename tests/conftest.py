@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
+collect_ignore = ["llm"]  # needs a model server of its own: `make test-llm` names the folder
+
 settings.register_profile("hltm", deadline=None)  # a loaded machine is no fault of the code
 settings.load_profile("hltm")
 

@@ -5,6 +5,7 @@ so is its response model: compatible servers leave out or add what they like, so
 read here, with care.
 """
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -47,8 +48,11 @@ _LONG_WORDS = (
 )
 _PARAMETER_WORDS = ("unsupported", "not support", "unrecognized", "unknown", "not permitted",
                     "too large", "unexpected")  # fmt: skip
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _REFUSALS = frozenset({400, 422})
 _THOUGHT_TYPES = frozenset({"thinking", "reasoning"})
+
+logger = logging.getLogger(__name__)
 
 
 def make_sdk_client(
@@ -114,6 +118,7 @@ class OpenAiClient:
         )
         self._format = FormatChoice(settings.structured_output)
         self._limiter = limiter or CallLimiter(settings)
+        self._has_warned = False
 
     @property
     def model(self) -> str:
@@ -146,12 +151,29 @@ class OpenAiClient:
                     self._format.stop_waiting()
                     raise LlmError(f"{UNAVAILABLE}: {error}") from None
                 self._format.settle()
+                self._watch_limit(request, completion)
                 return completion
 
     def close(self) -> None:
         """Close the connections."""
         self._posts.close()
         self._sdk.close()
+
+    def _watch_limit(self, request: Request, completion: Completion) -> None:
+        """Tell once of an endpoint that passes over the limit: many know one of its names only."""
+        sent, written = self._settings, completion.completion_tokens
+        limit = sent.max_output_tokens * request.output_factor
+        if written > limit and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "llm.model %r wrote %d tokens where %s is %d: its endpoint does not keep to that; "
+                "set llm.output_tokens_parameter = %r",
+                sent.model,
+                written,
+                sent.output_tokens_parameter,
+                limit,
+                _other_name(sent),
+            )
 
     def _complete_as(self, request: Request, mode: str) -> Completion:
         body = self.body(request, mode)
@@ -247,14 +269,13 @@ class OpenAiClient:
                 f"the endpoint refuses llm.structured_output {mode!r}: {what}; set it to 'auto'"
             )
         named = str(error.param or "") or (words if _has(words, _PARAMETER_WORDS) else "")
-        limits = ("max_tokens", "max_completion_tokens")
-        if not error.param and (request is None or _has(request.user, (*limits, "temperature"))):
+        if not error.param and (request is None or _has(request.user, (*_LIMITS, "temperature"))):
             return None  # the endpoint may repeat the input: a document must not stop the run
-        if _has(named, limits):
-            other = limits[sent.output_tokens_parameter == limits[0]]
+        if _has(named, _LIMITS):
             return LlmStopError(
                 f"llm.model {sent.model!r} refuses {sent.output_tokens_parameter} = "
-                f"{sent.max_output_tokens}: {what}; set llm.output_tokens_parameter = {other!r}, "
+                f"{sent.max_output_tokens}: {what}; "
+                f"set llm.output_tokens_parameter = {_other_name(sent)!r}, "
                 "or lower llm.max_output_tokens"
             )
         if sent.temperature is not None and "temperature" in named:
@@ -263,6 +284,11 @@ class OpenAiClient:
                 "remove llm.temperature"
             )
         return None
+
+
+def _other_name(settings: LlmSettings) -> str:
+    """Return the name of the output limit that is not in use."""
+    return _LIMITS[settings.output_tokens_parameter == _LIMITS[0]]
 
 
 def _charge_of(body: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from hltm_spark.models.parsing import json_schema_of, parse_answer
 from tests import llm_server as replies
 from tests.llm_server import Call, LlmServer, Reply, serve_llm
 from tests.unit.models.openai_calls import KEY, REQUEST, SECRET, always, client, complete, failure
+
+LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
 
 # ---- what is sent and what comes back
 
@@ -368,3 +371,36 @@ def test_prompts_are_not_logged_at_debug_level(
         asked.close()
 
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(("name", "other"), [LIMIT_NAMES, LIMIT_NAMES[::-1]])
+def test_an_endpoint_that_passes_over_the_output_limit_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, name: str, other: str
+) -> None:
+    choice = {"message": {"content": SECRET}, "finish_reason": "length"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 101}}
+    settings = {"max_output_tokens": 100, "output_tokens_parameter": name}
+
+    with serve_llm(always(replies.raw(json.dumps(body).encode()))) as server:
+        asked = client(server, **settings)
+        for _ in range(2):
+            asked.complete(REQUEST)
+        asked.close()
+
+    (told,) = [r.getMessage() for r in caplog.records if "101 tokens" in r.getMessage()]
+    assert f"set llm.output_tokens_parameter = {other!r}" in told
+    assert SECRET not in told
+
+
+def test_an_answer_within_the_output_limit_is_not_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    choice = {"message": {"content": "x"}, "finish_reason": "length"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 200}}
+
+    with serve_llm(always(replies.raw(json.dumps(body).encode()))) as server:
+        asked = client(server, max_output_tokens=100)
+        asked.complete(replace(REQUEST, output_factor=2))
+        asked.close()
+
+    assert not caplog.records
