@@ -22,7 +22,6 @@ from hltm_spark.pipeline.calls import Caller
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
 from hltm_spark.pipeline.items import NODE_ID, child_item, document_item, place_order
-from hltm_spark.pipeline.journal import journalled_count
 from hltm_spark.pipeline.memory import WRITTEN, stale_node
 from hltm_spark.pipeline.progress import counting
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, TEXT, struct
@@ -227,13 +226,10 @@ class _SmallRun:
             return self._call_in_batches(waiting)
         if self._caller is None:
             self._caller = self._open.enter_context(Caller(self._context.call_settings(slots=1)))
-        journal = self._context.journal
-        before = journalled_count(journal)
         meter = self._context.meter
+        before = meter.answered()
         paid: list[dict[str, Any]] = []
-        with counting(
-            "calls", total=len(waiting), count=lambda: journalled_count(journal) - before
-        ):
+        with counting("calls", total=len(waiting), count=lambda: meter.answered() - before):
             for part in meter.portions(len(waiting)):
                 with meter.watching():
                     paid += self._caller.answers(waiting[part.start : part.stop])
