@@ -11,6 +11,12 @@ settings.register_profile("hltm", deadline=None)  # a loaded machine is no fault
 settings.load_profile("hltm")
 
 
+# before Spark starts: its Python workers inherit them
+os.environ.update(
+    AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_EC2_METADATA_DISABLED="true"
+)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Turn a run with skipped tests into a failed one."""

@@ -300,11 +300,14 @@ class Storage(_Section):
 
     Attributes:
         root: Folder with tables/, shards/, journal/, staging/.
+        journal_url: Where answers are kept until they are in the ledger: journal/ under the root
+            where empty, else a path, or the URL of an object store (`s3://bucket/prefix`).
         keep_versions: Shard versions kept for readers that still have one open.
         lease_ttl_s: Seconds without a sign of life after which a run's lease may be taken over.
     """
 
     root: str = ""
+    journal_url: str = ""
     keep_versions: Positive = 3
     lease_ttl_s: Annotated[float, Field(ge=1)] = 120.0
 

@@ -13,7 +13,6 @@ from hltm_spark.pipeline.batch_run import answer_frame, is_batched
 from hltm_spark.pipeline.calls import call_model, find_answers, nth_requests, open_requests
 from hltm_spark.pipeline.changes import salted_key
 from hltm_spark.pipeline.context import RunContext
-from hltm_spark.pipeline.journal import journalled_count
 from hltm_spark.pipeline.memory import answered_summary
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.progress import counting
@@ -120,15 +119,16 @@ def _call(context: RunContext, waiting: DataFrame, *, count: int) -> None:
         LlmStopError: The model refuses every further request.
         BudgetReachedError: The run's budget is used up.
     """
-    journal, before = context.journal, journalled_count(context.journal)
-    with counting("calls", total=count, count=lambda: journalled_count(journal) - before):
-        for part in context.meter.portions(count):
+    meter = context.meter
+    before = meter.answered()
+    with counting("calls", total=count, count=lambda: meter.answered() - before):
+        for part in meter.portions(count):
             rows = waiting if len(part) == count else nth_requests(waiting, part)
             if is_batched(context):
                 answer_frame(context, rows)
                 continue
             slots = context.call_slots(len(part))
             call = context.call_settings(slots=slots)
-            with context.meter.watching():
+            with meter.watching():
                 context.commits.append(LLM_CALLS, call_model(rows, call, slots=slots))
     context.raise_if_stopped()

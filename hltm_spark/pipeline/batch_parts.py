@@ -12,6 +12,7 @@ from hltm_spark.models.llm import Completion, Request
 from hltm_spark.pipeline.batch_records import BatchRecords, SentRequest
 from hltm_spark.pipeline.calls import CallSettings, check_size, paid_row, render
 from hltm_spark.pipeline.journal import note_failure
+from hltm_spark.pipeline.journal_place import open_store
 
 Rows = Callable[[], Iterable[Mapping[str, Any]]]
 """Gives `OPEN_REQUEST` rows by (tenant_id, request_hash), the same each time it is called."""
@@ -161,7 +162,7 @@ class BatchRequests:
             message = f"{one.problem}; after one repair: {message}"
         kind, _, reason = message.partition(": ")
         note_failure(
-            Path(self.call.journal),
+            open_store(self.call.journal),
             {
                 **{name: one.row[name] for name in ("tenant_id", "tenant_key", "node_id")},
                 "task": one.task,

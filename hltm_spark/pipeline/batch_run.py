@@ -12,7 +12,8 @@ from hltm_spark.pipeline.batch_parts import Rows
 from hltm_spark.pipeline.batch_records import BatchRecords
 from hltm_spark.pipeline.batches import Batches, BatchPlace
 from hltm_spark.pipeline.context import RunContext
-from hltm_spark.pipeline.journal import append_journalled
+from hltm_spark.pipeline.journal import Journal
+from hltm_spark.pipeline.journal_fold import append_journalled
 
 logger = logging.getLogger("hltm_spark")
 
@@ -78,12 +79,15 @@ def _answers(context: RunContext, rows: Rows) -> Iterator[dict[str, Any]]:
 
 
 def _make(context: RunContext) -> Batches:
-    def keep(file: Path) -> None:
-        append_journalled(context.spark, context.root, context.commits, [file])
+    scratch = Path(context.staging("batches"))
+
+    def keep(journal: Journal) -> None:
+        files = journal.on_disk(scratch)
+        append_journalled(context.spark, context.root, context.commits, files)
 
     place = BatchPlace(
         records=BatchRecords(context.root.batches()),
-        scratch=Path(context.staging("batches")),
+        scratch=scratch,
         salt=context.root.salt,
         keep=keep,
         check=context.commits.lease.check,

@@ -12,7 +12,6 @@ record survives a kill as any other request does. A batch that was collected fro
 not repaired: as after any kill, its unusable answers leave their requests open.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,8 @@ from hltm_spark.pipeline.batch_records import BatchRecord, BatchRecords, SentReq
 from hltm_spark.pipeline.batch_results import BatchReader
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.journal import Journal
+from hltm_spark.pipeline.journal_place import open_store
+from hltm_spark.pipeline.journal_stop import STOP
 
 logger = logging.getLogger("hltm_spark")
 
@@ -48,14 +49,14 @@ class BatchPlace:
         records: Batches at the provider.
         scratch: Folder for files with text, which goes with the run.
         salt: Of the root.
-        keep: Brings a journal file into the ledger, whatever of it is not there yet.
+        keep: Brings journalled answers into the ledger, those that are not there yet.
         check: Raises where this run may write no more.
     """
 
     records: BatchRecords
     scratch: Path
     salt: str
-    keep: Callable[[Path], None]
+    keep: Callable[[Journal], None]
     check: Callable[[], None]
 
 
@@ -231,7 +232,7 @@ class Batches:
 
     def _check(self) -> None:
         self._place.check()
-        if (Path(self._call.journal) / "STOP").exists():
+        if open_store(self._call.journal).exists(STOP):
             raise BatchesLeftError("the run was told to stop; run again to go on")
 
     # ---- what comes back
@@ -248,13 +249,12 @@ class Batches:
         """
         asked = self._records.asked(record)
         files = self._download(state)
-        journal = Journal.start(Path(self._call.journal), stage=self._call.stage, worker=0)
+        journal = Journal.start(open_store(self._call.journal), stage=self._call.stage, worker=0)
         try:
             results = self._reader.read(record, asked, files, journal, todo)
         finally:
             journal.close()
-        file = Path(journal.file.name)
-        self._place.keep(file)
+        self._place.keep(journal)
         stop = self._reader.settle(record, state, asked, results, todo)
         self._records.remove(record)
         for result in files:
@@ -262,8 +262,7 @@ class Batches:
         logger.info("batch %s: %d answers collected", record.batch_id, len(results.answered))
         if stop and todo is not None:
             raise stop
-        with file.open(encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
+        yield from journal.answers()
 
     def _download(self, state: BatchState) -> tuple[Path, ...]:
         self._place.scratch.mkdir(parents=True, exist_ok=True)

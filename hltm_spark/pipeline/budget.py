@@ -5,17 +5,23 @@ calls go on. At the limit it writes the STOP file, after which no worker makes a
 is in flight then, with the repair that it may need, is still paid.
 """
 
+import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hltm_spark.core.errors import EnvironmentProblem
 from hltm_spark.models.budgets import Budget, Spent
-from hltm_spark.pipeline.journal import BUDGET, Spending, note_skipped, read_stop, write_stop
+from hltm_spark.pipeline.journal_stop import BUDGET, note_skipped, read_stop, write_stop
+from hltm_spark.pipeline.journal_store import FolderStore, JournalStore
+from hltm_spark.pipeline.journal_sums import Spending
+
+logger = logging.getLogger("hltm_spark")
 
 POLL_S = 0.25
-"""Seconds between two looks at the journal."""
+"""Seconds between two looks at the journal, where one costs nothing."""
 
 
 @dataclass(slots=True)
@@ -23,8 +29,9 @@ class Meter:
     """What a run has spent, held against its budget; unlimited where it is made from nothing."""
 
     budget: Budget = field(default_factory=Budget)
-    journal: Path = field(default_factory=Path)
+    journal: JournalStore = field(default_factory=lambda: FolderStore(Path()))
     _spending: Spending = field(init=False)
+    _answered: int = 0
 
     def __post_init__(self) -> None:
         self._spending = Spending(self.journal)
@@ -32,6 +39,12 @@ class Meter:
     def spent(self) -> Spent:
         """Return what the journal says was paid."""
         return self._spending.read()
+
+    def answered(self) -> int:
+        """Return how many answers the journal has, for progress."""
+        with suppress(EnvironmentProblem):  # said by those who write there
+            self._answered = self._spending.read().calls
+        return self._answered
 
     def portions(self, count: int) -> Iterator[range]:
         """Yield which of `count` open requests to answer next, until all were or the run stops.
@@ -82,10 +95,13 @@ class Meter:
             thread.join()
 
     def _watch(self, finished: threading.Event) -> None:
-        while not finished.wait(POLL_S):
-            if reached := self.budget.reached(self.spent()):
-                write_stop(self.journal, f"{reached} is reached", kind=BUDGET)
-                return
+        while not finished.wait(max(POLL_S, self.journal.look_s)):
+            try:
+                if reached := self.budget.reached(self.spent()):
+                    write_stop(self.journal, f"{reached} is reached", kind=BUDGET)
+                    return
+            except EnvironmentProblem as problem:  # the workers, who write there, end on it
+                logger.warning("%s", problem)
 
     def _is_over(self) -> bool:
         """Tell whether the run must stop before another request; leave word why."""

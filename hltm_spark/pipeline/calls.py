@@ -2,15 +2,14 @@
 
 A frame of calls is written once and read back before anything else touches it: every further
 action on it would call the model again. A worker keeps a bounded number of calls in flight and
-appends each answer to its journal file before it reports it, so that a killed task loses only what
-was in flight.
+journals each answer before it reports it, so that a killed task loses only what was in flight, and
+in an object store what waited to be written (`journal_lines`).
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -26,7 +25,9 @@ from hltm_spark.models.answering import REPAIR, ask
 from hltm_spark.models.limits import CallLimiter
 from hltm_spark.models.llm import TOO_LONG, Completion, LlmClient, Request
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.journal import DOWN, Journal
+from hltm_spark.pipeline.journal import Journal
+from hltm_spark.pipeline.journal_place import open_store
+from hltm_spark.pipeline.journal_stop import DOWN
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.tables import LLM_CALLS, TEXT, struct
 
@@ -54,7 +55,7 @@ class CallSettings:
     Attributes:
         settings: Provider, limits, budgets.
         prompts: To render the requests again on the worker.
-        journal: Folder for this run's journal files.
+        journal: Path or URL of this run's journal.
         stage: Name of this use: a run has one for each level and wave.
         workers: Partitions that are called side by side, which share the run's limits.
         run_id: Recorded with every answer.
@@ -148,7 +149,7 @@ class Caller:
     """One worker's client, its threads and its journal, until it is closed.
 
     Attributes:
-        journal: Holds every answer before it is yielded.
+        journal: Takes every answer before it is yielded.
         pending: Requests that were submitted and not taken.
 
     A request that fails is noted beside the journal; only a bug raises. After an error that no
@@ -156,7 +157,7 @@ class Caller:
     """
 
     def __init__(self, call: CallSettings, *, worker: int = 0) -> None:
-        self.journal = Journal.start(Path(call.journal), stage=call.stage, worker=worker)
+        self.journal = Journal.start(open_store(call.journal), stage=call.stage, worker=worker)
         self._call = call
         self._limiter = CallLimiter(
             call.settings.llm, workers=lambda: self.journal.place(of=call.workers)
@@ -176,11 +177,15 @@ class Caller:
     def close(self) -> None:
         """Wait for what is in flight, and release connections and files."""
         self._pool.shutdown(cancel_futures=True)
-        self.journal.close()
-        self._client.close()
+        try:
+            self.journal.close()
+        finally:
+            self._client.close()
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield paid answers as `llm_calls` rows, in order of completion.
+
+        All of them are in the journal at the end.
 
         Args:
             rows: `OPEN_REQUEST` columns; request and source_ids, where there are, stand for
@@ -192,6 +197,7 @@ class Caller:
                 yield from self._next()[1]
         while self.pending:
             yield from self._next()[1]
+        self.journal.flush()
 
     @property
     def room(self) -> int:

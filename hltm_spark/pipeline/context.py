@@ -1,9 +1,7 @@
 """What every step of one run shares: settings, root, pinned tables, staging and journal."""
 
-import shutil
 import uuid
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from pyarrow.compute import Expression
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +17,10 @@ from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.calls import CallSettings
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.files import row_count
-from hltm_spark.pipeline.journal import BUDGET, DOWN, read_spent, read_stop
+from hltm_spark.pipeline.journal import answers_of
+from hltm_spark.pipeline.journal_place import open_journals
+from hltm_spark.pipeline.journal_stop import BUDGET, DOWN, read_stop
+from hltm_spark.pipeline.journal_store import JournalStore
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.runs import Run
 from hltm_spark.pipeline.session import task_slots
@@ -42,7 +43,7 @@ class RunContext:
     run: Run
     prompts: NodePrompts
     commits: Commits
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter
     batches: Batches | None = None
 
     def stage(self, rows: DataFrame, name: str) -> tuple[DataFrame, int]:
@@ -70,9 +71,9 @@ class RunContext:
         return task_slots(self.spark)
 
     @property
-    def journal(self) -> Path:
-        """Folder of this run's journal."""
-        return self.root.journal() / self.run.run_id
+    def journal(self) -> JournalStore:
+        """This run's journal."""
+        return open_journals(self.settings, self.root).within(self.run.run_id)
 
     @property
     def documents(self) -> DataFrame:
@@ -99,7 +100,7 @@ class RunContext:
         return CallSettings(
             settings=self.settings,
             prompts=self.prompts,
-            journal=str(self.journal),
+            journal=self.journal.location,
             stage=uuid.uuid4().hex,
             workers=slots,
             run_id=self.run.run_id,
@@ -123,7 +124,7 @@ class RunContext:
         if stop is None:
             return
         self.close_calls()
-        shutil.rmtree(self.journal)
+        self.journal.clear()
         if stop.kind != BUDGET:
             raise (EndpointDownError if stop.kind == DOWN else LlmStopError)(stop.message)
         tokens = run.prompt_tokens + run.completion_tokens
@@ -134,13 +135,12 @@ class RunContext:
         )
 
     def close_calls(self) -> None:
-        """Count what was paid, and remove the journal: its answers are in the ledger."""
-        run, spent = self.run, read_spent(self.journal)
+        """Count what was paid, and remove it from the journal: it is in the ledger."""
+        run, spent = self.run, self.meter.spent()
         run.calls, run.prompt_tokens = spent.calls, spent.prompt_tokens
         run.completion_tokens = spent.completion_tokens
         run.cost = cost(self.settings, spent.prompt_tokens, spent.completion_tokens)
-        for file in self.journal.glob("*.jsonl"):
-            file.unlink()
+        answers_of(self.journal).clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ nodes it looks at comes from `changes`; their levels are written by `small` in t
 """
 
 import logging
-import shutil
+from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -31,7 +31,8 @@ from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, row_count
-from hltm_spark.pipeline.journal import FAILED, fold_journals, read_failures
+from hltm_spark.pipeline.journal_fold import FAILED, fold_journals, read_failures
+from hltm_spark.pipeline.journal_place import check_journals, left_journals, open_journals
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.memory import WRITTEN, memory_changes
@@ -79,10 +80,12 @@ def run_pipeline(
         DataError: The change feed cannot be read.
         LlmStopError: The model refuses every further request.
         BudgetReachedError: A budget of conf is used up; the next run goes on from there.
+        EnvironmentProblem: The journal cannot be kept where the conf says.
     """
     run, budget = Run.start(kind), Budget.of(settings)
     prompts = NodePrompts.load(settings)
     make_llm(settings).close()
+    check_journals(settings, root)
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb=kind, run_id=run.run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
         root.clear_dead_staging()
@@ -94,7 +97,7 @@ def run_pipeline(
             run=run,
             prompts=prompts,
             commits=Commits(spark, root.path, lease),
-            meter=Meter(budget, root.journal() / run.run_id),
+            meter=Meter(budget, open_journals(settings, root).within(run.run_id)),
         )
         _run(context, is_publishing=is_publishing)
     return run
@@ -132,7 +135,13 @@ def _run(context: RunContext, *, is_publishing: bool) -> None:
     run, root = context.run, context.root
     try:
         with run.timed("prepare"):
-            fold_journals(context.spark, root, context.commits)
+            fold_journals(
+                context.spark,
+                root,
+                context.commits,
+                places=left_journals(context.settings, root),
+                scratch=Path(context.staging("journals")),
+            )
         open_batches(context)
         with run.timed("prepare"):
             _pin(context)
@@ -168,7 +177,7 @@ def _record(context: RunContext) -> None:
         logger.warning("run %s is not recorded: its lease was lost", run.run_id)
     context.root.clear_staging(run.run_id)
     if run.status in FINISHED:
-        shutil.rmtree(context.journal, ignore_errors=True)
+        context.journal.clear()
 
 
 def _pin(context: RunContext) -> None:
@@ -216,7 +225,7 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     """Bring `failures` up to date: what failed in this run, without what has now succeeded."""
     spark, root = context.spark, context.root
     node = ["tenant_id", "node_id"]
-    failed = read_failures(spark, context.journal)
+    failed = _failed(context)
     if failed is None and not FAILURES.files(root.path):
         return
     stored = FAILURES.read(spark, root.path)
@@ -237,9 +246,13 @@ def _record_failures(context: RunContext, written: DataFrame, gone: DataFrame) -
     context.commits.merge(FAILURES, rows, delete_when="s.is_settled")
 
 
+def _failed(context: RunContext) -> DataFrame | None:
+    return read_failures(context.spark, context.journal, Path(context.staging("failed")))
+
+
 def _main_reason(context: RunContext) -> str:
     """Return the most frequent reason of this run's failures, in words."""
-    failed = read_failures(context.spark, context.journal)
+    failed = _failed(context)
     if failed is None:
         return ""
     counted = failed.groupBy("reason").count().orderBy(F.desc("count"), "reason").first()

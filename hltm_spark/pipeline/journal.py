@@ -1,234 +1,139 @@
-"""The journal: paid answers and failures of a run, on disk as they arrive.
+"""The journal: paid answers and failures of a run, out of the process as they arrive.
 
-Every worker appends to files of its own. A run's journal is removed once its answers are in the
-ledger; what a dead run left is folded into the ledger by the next one.
+Every worker writes files of its own (`journal_lines`), on a disk, a shared mount or in an object
+store (`journal_store`, `journal_objects`, `journal_place`). A run's journal is removed once its
+answers are in the ledger; what a dead run left is folded into the ledger by the next one
+(`journal_fold`). In the folder of a run:
+
+    answers/     what was paid, one JSON object a line
+    left/STAGE/  one file for each worker of a stage that has no more to do
+    *.failure    requests without a usable answer
+    STOP         tells every worker to make no further call, SKIPPED that one was left out
 """
 
 import json
-import shutil
-import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from hltm_spark.pipeline.journal_lines import Lines
+from hltm_spark.pipeline.journal_stop import LLM, StopWatch
+from hltm_spark.pipeline.journal_store import JournalStore, whole_lines
 
-from hltm_spark.models.budgets import Spent
-from hltm_spark.pipeline.commits import Commits
-from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
-
-_LEFT = ".left"
-
-FAILED = struct(
-    {
-        "tenant_id": TEXT,
-        "tenant_key": TEXT,
-        "node_id": TEXT,
-        "task": TEXT,
-        "kind": TEXT,
-        "reason": TEXT,
-        "tries": INTEGER,
-        "run_id": TEXT,
-    }
-)
-"""A request without a usable answer, as its worker noted it."""
-
-LLM, DOWN, BUDGET = "llm", "down", "budget"
-"""Kinds of stops: a model that takes no request, an endpoint that is down, a budget's end."""
+FAILURE = ".failure"
 
 
 @dataclass(slots=True)
 class Journal:
-    """One worker's file of paid answers, one JSON object a line, appended as they arrive.
+    """One worker's part in the journal of a run.
 
     Attributes:
-        folder: The run's journal.
+        store: The run's journal.
         name: Of the call stage and the worker in it, the same for every attempt of a task.
+        attempt: Begins the names of the files that this attempt writes, and of no others.
     """
 
-    folder: Path
+    store: JournalStore
     name: str
-    file: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    attempt: str
+    _answers: JournalStore
+    _lines: Lines
+    _stop: StopWatch
 
     @classmethod
-    def start(cls, folder: Path, *, stage: str, worker: int) -> "Journal":
-        """Open a new file; the last part of its name is unique to this attempt."""
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{stage}.{worker}"
-        file = (folder / f"{name}.{uuid.uuid4().hex}.jsonl").open("a", encoding="utf-8")
-        return cls(folder, name, file)
+    def start(cls, store: JournalStore, *, stage: str, worker: int) -> "Journal":
+        """Begin files of a new attempt."""
+        name, answers = f"{stage}.{worker}", answers_of(store)
+        attempt = f"{name}.{uuid.uuid4().hex}"
+        return cls(store, name, attempt, answers, answers.start_lines(attempt), StopWatch(store))
+
+    def append(self, answer: Mapping[str, Any]) -> None:
+        """Write one answer, or have it wait for others where the store takes whole files only.
+
+        Raises:
+            EnvironmentProblem: The store did not take earlier ones.
+        """
+        self._lines.append(json.dumps(answer, ensure_ascii=False) + "\n")
+
+    def flush(self) -> None:
+        """Write what waits: a process that dies afterwards loses no answer."""
+        self._lines.flush()
 
     def earlier(self) -> Iterator[dict[str, Any]]:
         """Yield what attempts of the same task were answered before they were killed."""
-        for file in sorted(self.folder.glob(f"{self.name}.*.jsonl")):
-            if file.name != Path(self.file.name).name:
-                with file.open(encoding="utf-8") as lines:
-                    yield from (json.loads(line) for line in lines if line.endswith("\n"))
+        names = (file.name for file in self._answers.files(".jsonl"))
+        yield from self._read(
+            name
+            for name in names
+            if name.startswith(f"{self.name}.") and not name.startswith(f"{self.attempt}.")
+        )
 
-    def append(self, answer: Mapping[str, Any]) -> None:
-        """Write one answer; a process that dies afterwards does not lose it."""
-        line = json.dumps(answer, ensure_ascii=False) + "\n"
-        with self.lock:
-            self.file.write(line)
-            self.file.flush()
+    def answers(self) -> Iterator[dict[str, Any]]:
+        """Yield what this attempt wrote."""
+        yield from self._read(self._own())
+
+    def on_disk(self, scratch: Path) -> list[str]:
+        """Return paths of files with what this attempt wrote, copied to a folder where needed."""
+        return self._answers.on_disk(self._own(), scratch)
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
         """Write one failure to a file of its own; there are few."""
-        note_failure(self.folder, failure)
+        note_failure(self.store, failure)
 
     def stop(self, message: str, *, kind: str = LLM) -> None:
         """Tell every worker of the run to make no further call: the model takes none."""
-        (self.folder / "STOP").write_text(f"{kind}\n{message}", encoding="utf-8")
+        self._stop.stop(message, kind=kind)
 
     def stopped(self) -> bool:
-        """Tell whether some worker of the run, or its driver, said stop."""
-        return (self.folder / "STOP").exists()
+        """Tell whether some worker of the run, or its driver, said stop.
+
+        Raises:
+            EnvironmentProblem: Answers cannot be written, so that no more may be paid for.
+        """
+        self._lines.check()
+        return self._stop.is_stopped()
 
     def note_skipped(self) -> None:
         """Note that a request was not made because of a stop."""
-        note_skipped(self.folder)
+        self._stop.note_skipped()
 
     def leave(self) -> None:
         """Say that this worker has no more to do."""
-        (self.folder / f"{self.name}{_LEFT}").touch()
+        stage, own = self._place()
+        self.store.within("left", stage).write(own, "")
 
     def place(self, *, of: int) -> tuple[int, int]:
         """Return (rank, count): this worker's place among those of its stage still at work."""
-        stage, _, own = self.name.rpartition(".")
-        left = {file.name for file in self.folder.glob(f"{stage}.*{_LEFT}")}
-        at_work = [n for n in range(of) if n == int(own) or f"{stage}.{n}{_LEFT}" not in left]
+        stage, own = self._place()
+        left = {file.name for file in self.store.within("left", stage).files("")}
+        at_work = [n for n in range(of) if n == int(own) or f"{n}" not in left]
         return at_work.index(int(own)), len(at_work)
 
     def close(self) -> None:
-        """Close the file; it stays until its answers are in the ledger."""
-        self.file.close()
+        """Write what waits and close the files; they stay until their answers are in the ledger."""
+        self._lines.close()
+
+    def _place(self) -> tuple[str, str]:
+        stage, _, own = self.name.rpartition(".")
+        return stage, own
+
+    def _own(self) -> list[str]:
+        names = (file.name for file in self._answers.files(".jsonl"))
+        return [name for name in names if name.startswith(f"{self.attempt}.")]
+
+    def _read(self, names: Iterator[str] | list[str]) -> Iterator[dict[str, Any]]:
+        for stream in self._answers.streams(list(names)):
+            yield from map(json.loads, whole_lines(stream))
 
 
-def note_failure(folder: Path, failure: Mapping[str, Any]) -> None:
+def answers_of(journal: JournalStore) -> JournalStore:
+    """Return the part of a run's journal that holds its answers."""
+    return journal.within("answers")
+
+
+def note_failure(journal: JournalStore, failure: Mapping[str, Any]) -> None:
     """Write one failure to a run's journal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{uuid.uuid4().hex}.failure"
-    file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def journalled_count(folder: Path) -> int:
-    """Return the number of answers in a run's journal, for progress."""
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why a run makes no further call; `kind` is `LLM`, `DOWN` or `BUDGET`."""
-
-    kind: str
-    message: str
-
-
-def write_stop(folder: Path, message: str, *, kind: str) -> None:
-    """Tell every worker of a run to make no further call, unless one was told already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError), (folder / "STOP").open("x", encoding="utf-8") as file:
-        file.write(f"{kind}\n{message}")
-
-
-def note_skipped(folder: Path) -> None:
-    """Note that a request of a run was not made because of a stop."""
-    file = folder / "SKIPPED"
-    if not file.exists():
-        file.touch()
-
-
-def read_stop(folder: Path) -> Stop | None:
-    """Return what keeps a run from going on, or None.
-
-    A budget that the last call of all used up keeps it from nothing: only a request that was not
-    made does.
-    """
-    file = folder / "STOP"
-    if not file.exists():
-        return None
-    kind, _, message = file.read_text(encoding="utf-8").partition("\n")
-    if kind == BUDGET and not (folder / "SKIPPED").exists():
-        return None
-    return Stop(kind, message)
-
-
-@dataclass(slots=True)
-class Spending:
-    """The sums over a run's journal while it grows: every line is read once."""
-
-    folder: Path
-    _spent: Spent = field(default_factory=Spent)
-    _read: dict[Path, int] = field(default_factory=dict)  # bytes that were read, by file
-
-    def read(self) -> Spent:
-        """Return what was paid until now; a line that is being written counts the next time."""
-        for file in self.folder.glob("*.jsonl"):
-            begin = self._read.get(file, 0)
-            if file.stat().st_size > begin:
-                self._read[file] = begin + self._add(file, begin)
-        return replace(self._spent)
-
-    def _add(self, file: Path, begin: int) -> int:
-        """Add the whole lines of a file from a position on; return their bytes."""
-        size = 0
-        with file.open("rb") as lines:
-            lines.seek(begin)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    break
-                size += len(line)
-                answer = json.loads(line)
-                self._spent.calls += 1
-                self._spent.prompt_tokens += answer["prompt_tokens"]
-                self._spent.completion_tokens += answer["completion_tokens"]
-        return size
-
-
-def read_spent(folder: Path) -> Spent:
-    """Return the sums over a run's journal."""
-    return Spending(folder).read()
-
-
-def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:
-    """Return `FAILED` rows of a run, or None where nothing failed."""
-    if not any(folder.glob("*.failure")):
-        return None
-    return spark.read.schema(FAILED).json(f"{folder}/*.failure")
-
-
-def fold_journals(spark: SparkSession, root: Root, commits: Commits) -> int:
-    """Append answers of runs that did not get to it to the ledger; return how many.
-
-    The journals are removed once their answers are in the ledger.
-    """
-    count = append_journalled(spark, root, commits, list(root.journal().rglob("*.jsonl")))
-    shutil.rmtree(root.journal(), ignore_errors=True)
-    return count
-
-
-def append_journalled(
-    spark: SparkSession, root: Root, commits: Commits, files: Sequence[Path]
-) -> int:
-    """Append what the ledger does not have of some journal files; return how many answers.
-
-    A torn last line, from a process that was killed while it wrote, is not an answer.
-    """
-    filled = sorted(str(file) for file in files if file.stat().st_size)
-    if not filled:
-        return 0
-    lines = spark.read.schema(LLM_CALLS.schema).json(filled)
-    whole = lines.where("request_hash IS NOT NULL AND run_id IS NOT NULL")
-    known = LLM_CALLS.read(spark, root.path)
-    # a run may ask again what an earlier one was answered in vain: both were paid
-    key = ["tenant_id", "request_hash", "run_id"]
-    fresh = whole.dropDuplicates(key).join(known.select(*key), key, "left_anti")
-    count = fresh.count()
-    if count:
-        commits.append(LLM_CALLS, fresh)
-    return count
+    line = json.dumps(failure, ensure_ascii=False) + "\n"
+    journal.write(f"{uuid.uuid4().hex}{FAILURE}", line)

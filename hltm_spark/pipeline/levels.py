@@ -19,7 +19,7 @@ from hltm_spark.pipeline.changes import mark_candidates
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.groups import reduce_wide
 from hltm_spark.pipeline.items import child_items, document_items
-from hltm_spark.pipeline.journal import read_failures
+from hltm_spark.pipeline.journal_fold import has_failures
 from hltm_spark.pipeline.memory import WRITTEN, assemble, keep_previous
 from hltm_spark.pipeline.requests import INPUTS, gather_inputs
 
@@ -82,7 +82,7 @@ def _write_level(
     with run.timed("assemble"):
         nodes = assemble(inputs, answered, context.prompts, run_id=run.run_id)
         rows, _ = context.stage(nodes, f"written-{depth}")
-        if read_failures(context.spark, context.journal) is None:
+        if not has_failures(context.journal):
             return f"written-{depth}"
         context.stage(keep_previous(rows, context.memory), f"kept-{depth}")
         return f"kept-{depth}"

@@ -10,6 +10,7 @@ ancestors, a plan is an upper bound.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -21,12 +22,16 @@ from hltm_spark.models.answering import EXTRACTIVE, REPAIR
 from hltm_spark.models.budgets import Budget, Spent
 from hltm_spark.models.prices import cost
 from hltm_spark.models.requests import NodePrompts
+from hltm_spark.pipeline.budget import Meter
 from hltm_spark.pipeline.changes import few_paths
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.considered import considered_paths
 from hltm_spark.pipeline.context import Outcome
 from hltm_spark.pipeline.files import read_rows
 from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID
+from hltm_spark.pipeline.journal_fold import left_answers
+from hltm_spark.pipeline.journal_place import left_journals
+from hltm_spark.pipeline.journal_store import FolderStore
 from hltm_spark.pipeline.levels import write_levels
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.plan_context import PlanContext, PlanRun, Predictions
@@ -119,6 +124,7 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
     Raises:
         DataError: The change feed cannot be read.
         SettingsError: A cost is limited without a price.
+        EnvironmentProblem: The journal cannot be reached.
     """
     Budget.of(settings)
     prompts = NodePrompts.load(settings)
@@ -134,6 +140,7 @@ def plan_run(spark: SparkSession, settings: Settings, root: Root, *, is_full: bo
         run=run,
         prompts=prompts,
         commits=cast("Commits", predictions),
+        meter=Meter(journal=FolderStore(root.staging(run.run_id) / "journal")),
         is_full=is_full,
         versions={t.name: t.version(root.path) for t in tables if t.exists(root.path)},
         client=PredictingClient(prompts=prompts, history=History.empty(settings)),
@@ -222,7 +229,8 @@ def _paths(context: PlanContext) -> tuple[DataFrame | None, str]:
 
 def _read_journals(context: PlanContext) -> None:
     """Stage the answers that a dead run paid for, which the next run brings into the ledger."""
-    files = [str(f) for f in sorted(context.root.journal().rglob("*.jsonl")) if f.stat().st_size]
+    places = left_journals(context.settings, context.root)
+    files = left_answers(places, Path(context.staging("journal-copies")))
     if files:
         lines = context.spark.read.option("ignoreMissingFiles", "true").schema(LLM_CALLS.schema)
         whole = lines.json(files).where("request_hash IS NOT NULL AND run_id IS NOT NULL")

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from hltm_spark.pipeline.calls import OPEN_REQUEST, CallSettings
 from hltm_spark.pipeline.context import RunContext
 from hltm_spark.pipeline.items import CHILD_FIELDS, NODE_ID
+from hltm_spark.pipeline.journal_store import JournalStore
 from hltm_spark.pipeline.partitions import map_rows
 from hltm_spark.pipeline.predict import PredictingClient, predict_answers
 from hltm_spark.pipeline.runs import Run
@@ -66,9 +67,9 @@ class PlanContext(RunContext):
         return replace(super().call_settings(slots=slots), make_client=lambda *_: client)
 
     @property
-    def journal(self) -> Path:
+    def journal(self) -> JournalStore:
         """A folder that goes with the staging folder."""
-        return Path(self.staging("journal"))
+        return self.meter.journal
 
     @property
     def stored(self) -> DataFrame:

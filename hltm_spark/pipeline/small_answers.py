@@ -70,6 +70,8 @@ class SmallAnswers:
                 waiting.extend(self._open_requests(flow))
                 if waiting:
                     caller = caller or self._make_caller()
+                    if meter.budget.is_limited:
+                        caller.journal.flush()
                     allowed = meter.allowed(len(waiting), in_flight=caller.pending)
                     for _ in range(min(allowed, caller.room)):
                         caller.submit(waiting.popleft())
@@ -102,6 +104,7 @@ class SmallAnswers:
             return
         while caller.pending:
             self._paid += [row for _, paid in caller.take() for row in paid]
+        caller.journal.flush()
         self._settle()
         self._context.raise_if_stopped()
 

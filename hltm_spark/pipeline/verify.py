@@ -23,6 +23,7 @@ from hltm_spark.core.errors import BatchesLeftError, BudgetReachedError, ReaderE
 from hltm_spark.core.shard import current_version, file_entry, read_manifest, tenant_folder
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.index import run_pipeline
+from hltm_spark.pipeline.journal_place import beside, clear_beside
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.root import Root, open_root
 from hltm_spark.pipeline.runs import Run, read_cursor
@@ -113,10 +114,11 @@ def verify(
         try:
             scratch = _scratch_root(root, run_id, is_cold=is_cold)
             commits = Commits(spark, root.path, lease)
-            run = _rebuild(spark, settings, scratch, None if is_cold else commits)
+            run = _rebuild(spark, beside(settings, root), scratch, None if is_cold else commits)
             found = _compare(spark, root, scratch)
         finally:
             root.clear_staging(run_id)
+            clear_beside(settings, root)
     listed = sorted(found.differences, key=lambda d: (d.node_id, d.what))
     return Verification(
         nodes=found.nodes,

@@ -1,6 +1,7 @@
 """A root without tables on which batches run over real HTTP."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.batch_records import BatchRecords
 from hltm_spark.pipeline.batches import Batches, BatchPlace
 from hltm_spark.pipeline.calls import CallSettings
+from hltm_spark.pipeline.journal import Journal
 from tests.batch_server import BatchServer
 from tests.builders import document, node, settings
 
@@ -83,17 +85,19 @@ class Rig:
         answered = {key(row) for row in self.ledger if row["is_usable"]}
         return [row for row in self.rows() if key(row) not in answered]
 
-    def keep(self, file: Path) -> None:
+    def keep(self, journal: Journal) -> None:
+        self.take(journal.answers())
+
+    def take(self, rows: Iterable[dict[str, Any]]) -> None:
         known = {(row["tenant_id"], row["request_hash"], row["run_id"]) for row in self.ledger}
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for row in rows:
             if (row["tenant_id"], row["request_hash"], row["run_id"]) not in known:
                 self.ledger.append(row)
 
     def run(self) -> list[dict[str, Any]]:
         """Do what a run does: fold journals, collect what is left, ask for the rest."""
         for file in (self.root / "journal").rglob("*.jsonl"):
-            self.keep(file)
+            self.take(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
         self.runs += 1
         place = BatchPlace(
             records=BatchRecords(self.folder),

@@ -9,17 +9,17 @@ import pytest
 from hltm_spark.models.budgets import Budget, Spent
 from hltm_spark.pipeline import budget as budget_module
 from hltm_spark.pipeline.budget import Meter
-from hltm_spark.pipeline.journal import (
+from hltm_spark.pipeline.journal import Journal
+from hltm_spark.pipeline.journal_stop import (
     BUDGET,
     LLM,
-    Journal,
-    Spending,
     Stop,
     note_skipped,
-    read_spent,
     read_stop,
     write_stop,
 )
+from hltm_spark.pipeline.journal_store import FolderStore
+from hltm_spark.pipeline.journal_sums import Spending, read_spent
 from tests.builders import settings
 
 ANSWER = {"prompt_tokens": 100, "completion_tokens": 10}
@@ -27,7 +27,7 @@ ANSWER = {"prompt_tokens": 100, "completion_tokens": 10}
 
 def meter(folder: Path, **limits: Any) -> Meter:
     llm = {"provider": "openai", "model": "m"}
-    return Meter(Budget.of(settings(llm=llm, budgets=limits)), folder)
+    return Meter(Budget.of(settings(llm=llm, budgets=limits)), FolderStore(folder))
 
 
 def pay(journal: Journal, count: int) -> None:
@@ -37,7 +37,7 @@ def pay(journal: Journal, count: int) -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Any:
-    opened = Journal.start(tmp_path, stage="one", worker=0)
+    opened = Journal.start(FolderStore(tmp_path), stage="one", worker=0)
     yield opened
     opened.close()
 
@@ -59,7 +59,7 @@ def test_no_more_is_handed_out_than_the_calls_that_are_left(
         pay(journal, len(part))
 
     assert handed == [range(8)]
-    assert read_stop(tmp_path) == Stop(BUDGET, "budgets.max_calls 10 is reached")
+    assert read_stop(FolderStore(tmp_path)) == Stop(BUDGET, "budgets.max_calls 10 is reached")
 
 
 def test_requests_that_failed_unpaid_leave_calls_for_others(
@@ -72,7 +72,7 @@ def test_requests_that_failed_unpaid_leave_calls_for_others(
         pay(journal, len(part) // 2 or 1)
 
     assert handed == [range(10), range(10, 15), range(15, 18), range(18, 20)]
-    assert read_stop(tmp_path) is None, "all were handed out, and nine were paid"
+    assert read_stop(FolderStore(tmp_path)) is None, "all were handed out, and nine were paid"
 
 
 def test_a_run_that_takes_exactly_its_budget_is_not_stopped(
@@ -82,12 +82,12 @@ def test_a_run_that_takes_exactly_its_budget_is_not_stopped(
 
     for part in limited.portions(5):
         pay(journal, len(part))
-    write_stop(tmp_path, "budgets.max_calls 5 is reached", kind=BUDGET)
+    write_stop(FolderStore(tmp_path), "budgets.max_calls 5 is reached", kind=BUDGET)
 
     assert journal.stopped()
-    assert read_stop(tmp_path) is None
+    assert read_stop(FolderStore(tmp_path)) is None
     assert list(limited.portions(1)) == []
-    assert read_stop(tmp_path) is not None
+    assert read_stop(FolderStore(tmp_path)) is not None
 
 
 def test_calls_in_flight_count_for_those_that_are_made(tmp_path: Path, journal: Journal) -> None:
@@ -119,7 +119,7 @@ def test_nothing_is_handed_out_after_another_stop(tmp_path: Path, journal: Journ
     journal.stop("the key is refused")
 
     assert list(parts) == []
-    assert read_stop(tmp_path) == Stop(LLM, "the key is refused")
+    assert read_stop(FolderStore(tmp_path)) == Stop(LLM, "the key is refused")
 
 
 def test_workers_are_stopped_while_calls_go_on(
@@ -130,24 +130,24 @@ def test_workers_are_stopped_while_calls_go_on(
     with meter(tmp_path, max_tokens=1000).watching():
         while not journal.stopped():
             pay(journal, 1)
-    note_skipped(tmp_path)
+    note_skipped(FolderStore(tmp_path))
 
-    assert read_spent(tmp_path).tokens >= 1000
-    assert read_stop(tmp_path) == Stop(BUDGET, "budgets.max_tokens 1000 is reached")
+    assert read_spent(FolderStore(tmp_path)).tokens >= 1000
+    assert read_stop(FolderStore(tmp_path)) == Stop(BUDGET, "budgets.max_tokens 1000 is reached")
 
 
 def test_a_model_that_takes_no_request_weighs_more_than_a_budget(
     tmp_path: Path, journal: Journal
 ) -> None:
-    write_stop(tmp_path, "reached", kind=BUDGET)
+    write_stop(FolderStore(tmp_path), "reached", kind=BUDGET)
     journal.stop("the key is refused")
-    write_stop(tmp_path, "reached", kind=BUDGET)
+    write_stop(FolderStore(tmp_path), "reached", kind=BUDGET)
 
-    assert read_stop(tmp_path) == Stop(LLM, "the key is refused")
+    assert read_stop(FolderStore(tmp_path)) == Stop(LLM, "the key is refused")
 
 
 def test_a_growing_journal_is_summed_line_by_line(tmp_path: Path) -> None:
-    spending, file = Spending(tmp_path), tmp_path / "one.jsonl"
+    spending, file = Spending(FolderStore(tmp_path)), tmp_path / "one.jsonl"
     line = json.dumps(ANSWER | {"response": "東京"}, ensure_ascii=False) + "\n"
 
     assert spending.read() == Spent()
@@ -157,4 +157,6 @@ def test_a_growing_journal_is_summed_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text(line, encoding="utf-8")
 
     assert first == Spent(1, 100, 10)
-    assert spending.read() == spending.read() == read_spent(tmp_path) == Spent(3, 300, 30)
+    assert (
+        spending.read() == spending.read() == read_spent(FolderStore(tmp_path)) == Spent(3, 300, 30)
+    )

@@ -6,7 +6,9 @@ from typing import Any
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
 from hltm_spark.pipeline.calls import Caller, CallSettings
-from hltm_spark.pipeline.journal import DOWN, read_spent, read_stop
+from hltm_spark.pipeline.journal_stop import DOWN, read_stop
+from hltm_spark.pipeline.journal_store import FolderStore
+from hltm_spark.pipeline.journal_sums import read_spent
 from tests.builders import document, node, settings
 from tests.llm_server import LlmServer, Reply, serve_llm
 
@@ -56,7 +58,7 @@ def test_every_answer_is_in_the_journal_and_comes_back(tmp_path: Path) -> None:
 
     assert len({row["request_hash"] for row in paid}) == len(server.chats) == 20
     assert all(row["is_usable"] for row in paid)
-    assert read_spent(tmp_path).calls == 20
+    assert read_spent(FolderStore(tmp_path)).calls == 20
     assert server.peak <= 4
 
 
@@ -94,7 +96,7 @@ def test_an_endpoint_that_stays_down_stops_the_run_and_not_its_nodes(tmp_path: P
     with serve_llm(lambda _: Reply(status=503)) as server:
         paid = answers(call_settings(server, tmp_path, **llm), 50)
 
-    stop = read_stop(tmp_path)
+    stop = read_stop(FolderStore(tmp_path))
     assert paid == []
     assert stop is not None
     assert stop.kind == DOWN
