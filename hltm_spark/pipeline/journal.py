@@ -17,11 +17,15 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from hltm_spark.models.budgets import Spent
+from hltm_spark.pipeline.claim import wait_for_claims
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
 
-_LEFT = ".left"
+ORPHAN_S = 60.0
+"""Seconds to wait for workers whose run is dead."""
+
+_LEFT, _FAILURE = ".left", ".failure"
 
 FAILED = struct(
     {
@@ -64,7 +68,7 @@ class Journal:
         return cls(folder, name, file)
 
     def earlier(self) -> Iterator[dict[str, Any]]:
-        """Yield what attempts of the same task were answered before they were killed."""
+        """Yield what earlier attempts of the same task were answered."""
         for file in sorted(self.folder.glob(f"{self.name}.*.jsonl")):
             if file.name != Path(self.file.name).name:
                 with file.open(encoding="utf-8") as lines:
@@ -79,7 +83,13 @@ class Journal:
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
         """Write one failure to a file of its own; there are few."""
-        note_failure(self.folder, failure)
+        note_failure(self.folder, failure, name=self.name)
+
+    def earlier_failures(self) -> Iterator[tuple[str, str]]:
+        """Yield (tenant_id, request_hash) of what failed in earlier attempts of the same task."""
+        for file in self.folder.glob(f"{self.name}.*{_FAILURE}"):
+            failure = json.loads(file.read_text(encoding="utf-8"))
+            yield failure["tenant_id"], failure["request_hash"]
 
     def stop(self, message: str, *, kind: str = LLM) -> None:
         """Tell every worker of the run to make no further call: the model takes none."""
@@ -97,6 +107,10 @@ class Journal:
         """Say that this worker has no more to do."""
         (self.folder / f"{self.name}{_LEFT}").touch()
 
+    def has_left(self) -> bool:
+        """Tell whether some attempt of this task had no more to do."""
+        return (self.folder / f"{self.name}{_LEFT}").exists()
+
     def place(self, *, of: int) -> tuple[int, int]:
         """Return (rank, count): this worker's place among those of its stage still at work."""
         stage, _, own = self.name.rpartition(".")
@@ -109,11 +123,12 @@ class Journal:
         self.file.close()
 
 
-def note_failure(folder: Path, failure: Mapping[str, Any]) -> None:
-    """Write one failure to a run's journal."""
+def note_failure(folder: Path, failure: Mapping[str, Any], *, name: str = "driver") -> None:
+    """Write one failure to a run's journal, as one of the task of that name."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{uuid.uuid4().hex}.failure"
-    file.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch = folder / f"{name}.{uuid.uuid4().hex}.part"
+    scratch.write_text(json.dumps(failure, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.replace(scratch.with_suffix(_FAILURE))  # as a whole, or not at all
 
 
 def journalled_count(folder: Path) -> int:
@@ -197,16 +212,20 @@ def read_spent(folder: Path) -> Spent:
 
 def read_failures(spark: SparkSession, folder: Path) -> DataFrame | None:
     """Return `FAILED` rows of a run, or None where nothing failed."""
-    if not any(folder.glob("*.failure")):
+    if not any(folder.glob(f"*{_FAILURE}")):
         return None
-    return spark.read.schema(FAILED).json(f"{folder}/*.failure")
+    return spark.read.schema(FAILED).json(f"{folder}/*{_FAILURE}")
 
 
 def fold_journals(spark: SparkSession, root: Root, commits: Commits) -> int:
     """Append answers of runs that did not get to it to the ledger; return how many.
 
-    The journals are removed once their answers are in the ledger.
+    The journals are removed once their answers are in the ledger. A worker that outlives its driver
+    for a moment is told to stop, and what it has in flight is waited for.
     """
+    for folder in root.journal().glob("*"):
+        write_stop(folder, "its run is dead", kind=LLM)
+    wait_for_claims(root.journal(), patience_s=ORPHAN_S)
     count = append_journalled(spark, root, commits, list(root.journal().rglob("*.jsonl")))
     shutil.rmtree(root.journal(), ignore_errors=True)
     return count
