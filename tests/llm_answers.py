@@ -27,6 +27,7 @@ class Call:
         headers: In lower case.
         status: Status that was sent; 0 for a reset connection.
         number: Position among all requests, from 0.
+        sent: Body of the response once all of it was sent; empty where the client had gone.
     """
 
     path: str
@@ -34,6 +35,7 @@ class Call:
     headers: dict[str, str]
     number: int
     status: int = 0
+    sent: bytes = b""
 
     @property
     def system(self) -> str:

@@ -336,6 +336,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        call.sent = content
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""

@@ -113,21 +113,27 @@ def call_model(requests: DataFrame, call: CallSettings, *, slots: int) -> DataFr
 def answer_rows(rows: Iterable[Mapping[str, Any]], call: CallSettings) -> Iterator[dict[str, Any]]:
     """Answer the requests of one partition: `OPEN_REQUEST` rows.
 
-    Where an attempt of the same task was killed, what it was answered comes from its journal and
-    is not asked again. A worker that has no more to do says so, and the others take over its share
-    of the limits: no partition works on alone at a fraction of what the endpoint allows.
+    Attempts of one task follow one another: a speculative twin waits until the first one ended or
+    died. What an earlier attempt was answered comes from its journal and is not asked again, nor is
+    what failed there; after one that came to its end, nothing is. A worker that has no more to do
+    says so, and the others take over its share of the limits: no partition works on alone at a
+    fraction of what the endpoint allows.
 
     Yields:
         Paid answers as `llm_calls` rows, in order of completion.
     """
-    with Caller(call, worker=_partition()) as caller:
-        known = set()
+    worker = _partition()
+    with (
+        open_store(call.journal).claimed(f"{call.stage}.{worker}"),
+        Caller(call, worker=worker) as caller,
+    ):
+        is_done, settled = caller.journal.has_left(), set(caller.journal.earlier_failures())
         for answer in caller.journal.earlier():
             if answer["is_usable"]:
-                known.add((answer["tenant_id"], answer["repair_of"] or answer["request_hash"]))
+                settled.add((answer["tenant_id"], answer["repair_of"] or answer["request_hash"]))
             yield answer
         yield from caller.answers(
-            r for r in rows if (r["tenant_id"], r["request_hash"]) not in known
+            r for r in rows if not is_done and (r["tenant_id"], r["request_hash"]) not in settled
         )
         caller.journal.leave()
 
@@ -248,6 +254,7 @@ class Caller:
             self.journal.note_failure(
                 {
                     **{name: row[name] for name in ("tenant_id", "tenant_key", "node_id", "task")},
+                    "request_hash": row["request_hash"],
                     "kind": kind,
                     "reason": detail,
                     "tries": max(1, len(paid)),

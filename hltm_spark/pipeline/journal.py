@@ -5,10 +5,11 @@ store (`journal_store`, `journal_objects`, `journal_place`). A run's journal is 
 answers are in the ledger; what a dead run left is folded into the ledger by the next one
 (`journal_fold`). In the folder of a run:
 
-    answers/     what was paid, one JSON object a line
-    left/STAGE/  one file for each worker of a stage that has no more to do
-    *.failure    requests without a usable answer
-    STOP         tells every worker to make no further call, SKIPPED that one was left out
+    answers/        what was paid, one JSON object a line
+    left/STAGE/     one file for each worker of a stage that has no more to do
+    TASK.*.failure  requests without a usable answer
+    TASK.lock       held by the attempt of a task that is at work (`claim`)
+    STOP            tells every worker to make no further call, SKIPPED that one was left out
 """
 
 import json
@@ -62,7 +63,7 @@ class Journal:
         self._lines.flush()
 
     def earlier(self) -> Iterator[dict[str, Any]]:
-        """Yield what attempts of the same task were answered before they were killed."""
+        """Yield what earlier attempts of the same task were answered."""
         names = (file.name for file in self._answers.files(".jsonl"))
         yield from self._read(
             name
@@ -80,7 +81,15 @@ class Journal:
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
         """Write one failure to a file of its own; there are few."""
-        note_failure(self.store, failure)
+        note_failure(self.store, failure, name=self.name)
+
+    def earlier_failures(self) -> Iterator[tuple[str, str]]:
+        """Yield (tenant_id, request_hash) of what failed in earlier attempts of the same task."""
+        files = (file.name for file in self.store.files(FAILURE))
+        own = [name for name in files if name.startswith(f"{self.name}.")]
+        for stream in self.store.streams(own):
+            failure = json.loads(stream.read())
+            yield failure["tenant_id"], failure["request_hash"]
 
     def stop(self, message: str, *, kind: str = LLM) -> None:
         """Tell every worker of the run to make no further call: the model takes none."""
@@ -103,6 +112,11 @@ class Journal:
         """Say that this worker has no more to do."""
         stage, own = self._place()
         self.store.within("left", stage).write(own, "")
+
+    def has_left(self) -> bool:
+        """Tell whether some attempt of this task had no more to do."""
+        stage, own = self._place()
+        return self.store.within("left", stage).exists(own)
 
     def place(self, *, of: int) -> tuple[int, int]:
         """Return (rank, count): this worker's place among those of its stage still at work."""
@@ -133,7 +147,9 @@ def answers_of(journal: JournalStore) -> JournalStore:
     return journal.within("answers")
 
 
-def note_failure(journal: JournalStore, failure: Mapping[str, Any]) -> None:
-    """Write one failure to a run's journal."""
+def note_failure(
+    journal: JournalStore, failure: Mapping[str, Any], *, name: str = "driver"
+) -> None:
+    """Write one failure to a run's journal, as one of the task of that name."""
     line = json.dumps(failure, ensure_ascii=False) + "\n"
-    journal.write(f"{uuid.uuid4().hex}{FAILURE}", line)
+    journal.write(f"{name}.{uuid.uuid4().hex}{FAILURE}", line)

@@ -7,9 +7,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.journal import FAILURE
+from hltm_spark.pipeline.journal_stop import LLM, write_stop
 from hltm_spark.pipeline.journal_store import JournalStore
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import INTEGER, LLM_CALLS, TEXT, struct
+
+ORPHAN_S = 60.0
+"""Seconds to wait for workers whose run is dead."""
 
 FAILED = struct(
     {
@@ -62,8 +66,13 @@ def fold_journals(
 ) -> int:
     """Append answers of runs that did not get to it to the ledger; return how many.
 
-    The journals are removed once their answers are in the ledger.
+    The journals are removed once their answers are in the ledger. A worker that outlives its driver
+    for a moment is told to stop, and what it has in flight is waited for.
     """
+    for place in places:
+        for run in {name.partition("/")[0] for name, _ in place.files("") if "/" in name}:
+            write_stop(place.within(run), "its run is dead", kind=LLM)
+        place.wait_for_claims(patience_s=ORPHAN_S)
     count = append_journalled(spark, root, commits, left_answers(places, scratch))
     for place in places:
         place.clear()

@@ -4,7 +4,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -78,6 +78,13 @@ class ObjectStore:
         """Write a whole file unless there is one; of two writers in one moment, one stays."""
         if not self.exists(name):
             self.write(name, content)
+
+    def claimed(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Keep nobody away: there are no locks here."""
+        return nullcontext()
+
+    def wait_for_claims(self, *, patience_s: float) -> None:
+        """Return: there are none."""
 
     def start_lines(self, stem: str) -> Lines:
         """Return what writes lines to files that are numbered."""

@@ -1,13 +1,15 @@
 """Where a journal is kept: a few operations on whole files, and a folder as the usual place."""
 
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple, Protocol
 
+from hltm_spark.pipeline.claim import claim, wait_for_claims
 from hltm_spark.pipeline.journal_lines import AppendedLines, Lines
 
 
@@ -53,6 +55,14 @@ class JournalStore(Protocol):
 
     def write_new(self, name: str, content: str) -> None:
         """Write a whole file unless there is one."""
+        ...
+
+    def claimed(self, name: str) -> AbstractContextManager[None]:
+        """Keep other processes from the same claim while the block runs, where a store can."""
+        ...
+
+    def wait_for_claims(self, *, patience_s: float) -> None:
+        """Return when nothing is claimed, or after so many seconds."""
         ...
 
     def start_lines(self, stem: str) -> Lines:
@@ -116,13 +126,23 @@ class FolderStore:
     def write(self, name: str, content: str) -> None:
         """Write a whole file, over what was there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / name).write_text(content, encoding="utf-8")
+        scratch = self.folder / f"{name}.{uuid.uuid4().hex}.part"
+        scratch.write_text(content, encoding="utf-8")
+        scratch.replace(self.folder / name)  # as a whole, or not at all
 
     def write_new(self, name: str, content: str) -> None:
         """Write a whole file unless there is one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), (self.folder / name).open("x", encoding="utf-8") as file:
             file.write(content)
+
+    def claimed(self, name: str) -> AbstractContextManager[None]:
+        """Keep other processes from the same claim while the block runs (`claim`)."""
+        return claim(self.folder, name)
+
+    def wait_for_claims(self, *, patience_s: float) -> None:
+        """Return when nothing is claimed here or below, or after so many seconds."""
+        wait_for_claims(self.folder, patience_s=patience_s)
 
     def start_lines(self, stem: str) -> Lines:
         """Open one file for appending."""

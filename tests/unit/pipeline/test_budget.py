@@ -98,12 +98,12 @@ def test_calls_in_flight_count_for_those_that_are_made(tmp_path: Path, journal: 
     assert limited.allowed(20, in_flight=5) == 3
     assert limited.allowed(2, in_flight=5) == 2
     assert limited.allowed(20, in_flight=8) == 0
-    assert read_stop(tmp_path) is None, "some of those in flight may fail unpaid"
+    assert read_stop(FolderStore(tmp_path)) is None, "some of those in flight may fail unpaid"
     pay(journal, 8)
     assert limited.allowed(20, in_flight=1) == 0
-    assert read_stop(tmp_path) is None
+    assert read_stop(FolderStore(tmp_path)) is None
     assert limited.allowed(20, in_flight=0) == 0
-    assert read_stop(tmp_path) == Stop(BUDGET, "budgets.max_calls 10 is reached")
+    assert read_stop(FolderStore(tmp_path)) == Stop(BUDGET, "budgets.max_calls 10 is reached")
 
 
 def test_without_a_budget_every_call_is_allowed(tmp_path: Path) -> None:

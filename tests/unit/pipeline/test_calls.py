@@ -1,16 +1,26 @@
 """The call stage of one worker over real HTTP."""
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hltm_spark.models.providers import make_llm
 from hltm_spark.models.requests import NodePrompts
-from hltm_spark.pipeline.calls import Caller, CallSettings
+from hltm_spark.pipeline.calls import Caller, CallSettings, answer_rows
 from hltm_spark.pipeline.journal_stop import DOWN, read_stop
 from hltm_spark.pipeline.journal_store import FolderStore
 from hltm_spark.pipeline.journal_sums import read_spent
 from tests.builders import document, node, settings
-from tests.llm_server import LlmServer, Reply, serve_llm
+from tests.llm_server import (
+    Call,
+    LlmServer,
+    Reply,
+    content_filter_error,
+    delayed,
+    serve_llm,
+)
 
 
 def call_settings(server: LlmServer, journal: Path, **llm: Any) -> CallSettings:
@@ -102,3 +112,56 @@ def test_an_endpoint_that_stays_down_stops_the_run_and_not_its_nodes(tmp_path: P
     assert stop.kind == DOWN
     assert not list(tmp_path.glob("*.failure"))
     assert len(server.chats) < 10
+
+
+# --- Attempts of one task
+
+
+def filtered_once(call: Call) -> Reply:
+    """Answer a bit later; the third document's prompt is refused for good."""
+    return content_filter_error() if "text of d2" in call.prompt else delayed(0.01)
+
+
+def asked(server: LlmServer) -> Counter[str]:
+    return Counter(call.prompt for call in server.chats)
+
+
+def test_a_twin_of_a_task_pays_nothing_that_the_first_attempt_pays(tmp_path: Path) -> None:
+    with serve_llm(filtered_once) as server:
+        call = call_settings(server, tmp_path, max_concurrency=4)
+        rows = requests(call.prompts, 20)
+
+        with ThreadPoolExecutor(2) as attempts:
+            first, twin = attempts.map(lambda _: list(answer_rows(rows, call)), range(2))
+
+    assert len(first) == len(twin) == 19
+    assert {row["request_hash"] for row in first} == {row["request_hash"] for row in twin}
+    assert set(asked(server).values()) == {1}
+
+
+def test_an_attempt_asks_again_neither_answers_nor_failures_of_one_that_ended_early(
+    tmp_path: Path,
+) -> None:
+    with serve_llm(filtered_once) as server:
+        call = call_settings(server, tmp_path, max_concurrency=2)
+        rows = requests(call.prompts, 20)
+
+        early: Any = answer_rows(rows, call)
+        assert len(list(islice(early, 8))) == 8
+        early.close()  # what is in flight then is still journalled
+        again = list(answer_rows(rows, call))
+
+    assert len({row["request_hash"] for row in again}) == len(again) == 19
+    assert set(asked(server).values()) == {1}
+    assert len(list(tmp_path.glob("*.failure"))) == 1
+
+
+def test_a_second_action_over_answered_requests_calls_no_model(tmp_path: Path) -> None:
+    with serve_llm(filtered_once) as server:
+        call = call_settings(server, tmp_path, max_concurrency=4)
+        rows = requests(call.prompts, 20)
+
+        both = [list(answer_rows(rows, call)) for _ in range(2)]
+
+    assert [len(answered) for answered in both] == [19, 19]
+    assert set(asked(server).values()) == {1}
