@@ -89,7 +89,9 @@ class SmallAnswers:
     def _take(self, caller: Caller, flow: Flow) -> None:
         """Take what was answered meanwhile, at least one request."""
         is_failed = False
-        for request, paid in caller.take():
+        with self._context.run.timed("calls"):
+            done = caller.take()
+        for request, paid in done:
             key = request_key(request)
             self._paid += paid
             response = self._keep(paid).get(key)
