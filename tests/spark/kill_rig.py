@@ -35,9 +35,10 @@ from tests.llm_server import (
     rate_limited,
     reset,
 )
+from tests.spark.victims import DRIVERS, VICTIMS, open_files, send_signal, stop, workers_below
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 240.0
+PATIENCE_S = 900.0
 """A run that takes longer hangs."""
 
 LEVELS = ("contract", "seat", "project")
@@ -137,7 +138,7 @@ def sent(server: LlmServer) -> int:
     return sum(call.status == 200 and bool(call.sent) for call in server.chats)
 
 
-# --- A run, and who is killed
+# --- A run
 
 
 @dataclass(kw_only=True)
@@ -146,14 +147,16 @@ class Rig:
 
     Attributes:
         root: The storage root, with its documents.
+        master: Of Spark, over the round's.
+        options: Further options of spark-submit.
         kills: How many there were.
         journalled: Usable answers that stood in the journal right after a kill.
-        options: Further options of spark-submit.
     """
 
     root: Path
     server: LlmServer
     round: Round
+    master: str = ""
     options: Sequence[str] = ()
     kills: int = 0
     journalled: set[str] = field(default_factory=set)
@@ -194,6 +197,29 @@ class Rig:
             stop(run)
         assert code == 0, f"the resumed run ended with {code}:\n{self._said()}"
 
+    def slow_down(self, *, after: int, hosts: Sequence[int]) -> bool:
+        """Run to the end, with one worker that gets little time; tell whether it had a twin.
+
+        Args:
+            after: Answers that are sent before.
+            hosts: Processes that executors are below.
+        """
+        run, has_twin = self._start("index"), False
+        try:
+            self._reached(after, run)
+            slow = next(w for w in workers_below(*hosts) if open_files(w, ".jsonl"))
+            while run.poll() is None and send_signal(signal.SIGSTOP, slow):
+                claims = [lock for w in workers_below(*hosts) for lock in open_files(w, ".lock")]
+                has_twin |= len(claims) > len(set(claims))
+                time.sleep(0.25)
+                send_signal(signal.SIGCONT, slow)
+                time.sleep(0.05)
+            code = run.wait(PATIENCE_S)
+        finally:
+            stop(run)
+        assert code == 0, f"the run ended with {code}:\n{self._said()}"
+        return has_twin
+
     def _reached(self, after: int, run: "subprocess.Popen[bytes]") -> bool:
         deadline = time.monotonic() + PATIENCE_S
         while sent(self.server) < after and run.poll() is None and time.monotonic() < deadline:
@@ -224,7 +250,7 @@ class Rig:
         paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "HLTM_MASTER": self.round.master,
+            "HLTM_MASTER": self.master or self.round.master,
             "HLTM_DRIVER_MEMORY": "1g",
             "HLTM_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "PYSPARK_SUBMIT_ARGS": " ".join([*self.options, "pyspark-shell"]),
@@ -236,85 +262,6 @@ class Rig:
 
     def _said(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
-
-
-def stop(run: "subprocess.Popen[bytes]") -> None:
-    """Kill what is left of a run."""
-    for pid in [*_below(run.pid, _processes()), run.pid]:
-        _kill(pid)
-    run.wait()
-
-
-Processes = Mapping[int, tuple[int, str]]
-"""Parent and command line, by process id."""
-
-
-def _processes() -> Processes:
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    rows = [line.split(maxsplit=2) for line in listed]
-    return {int(row[0]): (int(row[1]), row[2]) for row in rows if len(row) == 3}
-
-
-def _below(pid: int, processes: Processes) -> list[int]:
-    children = [one for one, (parent, _) in processes.items() if parent == pid]
-    return [*children, *(p for child in children for p in _below(child, processes))]
-
-
-def _named(pid: int, name: str) -> list[int]:
-    processes = _processes()
-    return [one for one in _below(pid, processes) if name in processes[one][1]]
-
-
-def _workers(pid: int) -> list[int]:
-    """Return the Python workers of a run; where some are at calls, only those."""
-    processes = _processes()
-    daemons = [one for one in _below(pid, processes) if "pyspark.daemon" in processes[one][1]]
-    forks = [one for one in daemons if processes[one][0] in daemons]
-    return [one for one in forks if _holds_journal(one)] or forks
-
-
-def _holds_journal(pid: int) -> bool:
-    try:
-        return any(fd.readlink().suffix == ".jsonl" for fd in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False  # gone, or a system without /proc
-
-
-def _kill(*pids: int) -> bool:
-    killed = False
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-            killed = True
-        except ProcessLookupError:
-            pass
-    return killed
-
-
-def _kill_executor(pid: int) -> bool:
-    """Kill one of the executors; one whose workers are at calls, where there is any."""
-    executors = _named(pid, "CoarseGrainedExecutorBackend")
-    at_calls = [one for one in executors if any(map(_holds_journal, _workers(one)))]
-    return _kill(*(at_calls or executors)[:1])
-
-
-def _kill_group(pid: int) -> bool:
-    os.killpg(pid, signal.SIGKILL)
-    return True
-
-
-VICTIMS: Mapping[str, Callable[[int], bool]] = {
-    "worker": lambda pid: _kill(*_workers(pid)[:1]),
-    "executor": _kill_executor,
-    "driver": _kill_group,
-    "driver's Python": _kill,
-    "driver's JVM": lambda pid: _kill(*_named(pid, "org.apache.spark.deploy.SparkSubmit")),
-}
-"""What is killed, given the process that was started; False where there was nothing to kill."""
-DRIVERS = frozenset({"driver", "driver's Python", "driver's JVM"})
-"""Victims without which a run cannot go on."""
 
 
 # --- The judge

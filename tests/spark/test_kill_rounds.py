@@ -13,9 +13,19 @@ from tests.builders import settings
 from tests.llm_server import serve_llm
 from tests.spark.conftest import MakeMemory, Memory
 from tests.spark.kill_rig import LEVELS, ROWS, Content, Rig, Round, content, judge, script
+from tests.spark.two_hosts import two_hosts
 
 ROUNDS = int(os.environ.get("HLTM_KILL_ROUNDS", "50"))
 SEED = int(os.environ.get("HLTM_KILL_SEED", "1"))
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+}
+"""A twin for whatever takes a bit longer than the other half of its stage."""
 
 Play = Callable[[Round], Rig]
 
@@ -86,7 +96,7 @@ def test_what_was_paid_before_a_kill_is_not_paid_again(play: Play, given: Round)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_kills_at_any_moment_lose_and_repeat_nothing(play: Play, number: int) -> None:
     names = ("worker", "executor", "driver", "worker", "executor", "driver's Python",
@@ -96,3 +106,20 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(play: Play, number: int) ->
         play(given)
     except AssertionError as error:
         raise AssertionError(f"{given}: {error}") from error
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_twin_of_a_slow_task_pays_nothing_again(
+    documents: Memory, undisturbed: Callable[[Round], Content], tmp_path: Path
+) -> None:
+    given = Round(seed=0, victim="executor", after=())
+    with serve_llm(script(is_faulty=False)) as server, two_hosts(tmp_path / "hosts") as cluster:
+        rig = Rig.over(Path(documents.root.path), tmp_path / "root", server, given)
+        rig.master = cluster.master
+        rig.options = [f"--conf {name}={value}" for name, value in SPECULATION.items()]
+
+        has_twin = rig.slow_down(after=10, hosts=cluster.pids)
+
+        assert has_twin, "Spark started no second attempt"
+        assert judge(rig) == undisturbed(given)
