@@ -8,6 +8,7 @@ nearline: 20 leaves change, again and again.
 skew: one seat with very many projects, one of which changes.
 growth: full indexes and updates of several sizes.
 calls: the call stage alone beside the ideal, also with an endpoint that fails now and then.
+prompts: what a leaf's prompts take beside its document, in tokens; no Spark.
 
 The model is `benchmarks.answering`, over HTTP: at no delay it takes less time than the extractive
 provider, so that the engine is what is measured. Goals stand beside and fail nothing; they are for
@@ -30,7 +31,8 @@ from pyspark.sql import SparkSession
 from benchmarks.answering import Faults, Served
 from benchmarks.calls import measure_calls
 from benchmarks.hiring import change, edit, make_documents, necessary_calls
-from benchmarks.measured import CONCURRENCY, Cost, job_ids, measured_memory, warm_up
+from benchmarks.measured import CONCURRENCY, CONF, Cost, job_ids, measured_memory, warm_up
+from benchmarks.prompts import DOCUMENT_TOKENS, measure_prompts
 from benchmarks.resident import watch_peaks
 from hltm_spark.core.errors import HltmError
 from hltm_spark.pipeline.session import make_session
@@ -219,6 +221,16 @@ def calls(spark: SparkSession, sizes: Sizes) -> Table:
     return table
 
 
+def prompts(_: SparkSession, __: Sizes) -> Table:
+    """Compare a leaf's prompts with its document, in tokens."""
+    table = Table(f"prompt tokens a document token, one document of {DOCUMENT_TOKENS} tokens")
+    for layout, goal in (("fused", 3), ("separate", 6)):
+        counted = measure_prompts(CONF, layout=layout)
+        ratio = counted.prompts / counted.document
+        table.add(layout, round(ratio, 4), shown=f"{ratio:.2f}", goal=goal)
+    return table
+
+
 PARTS: dict[str, Callable[[SparkSession, Sizes], Table]] = {
     "update": update,
     "latency": latency,
@@ -226,6 +238,7 @@ PARTS: dict[str, Callable[[SparkSession, Sizes], Table]] = {
     "skew": skew,
     "growth": growth,
     "calls": calls,
+    "prompts": prompts,
 }
 
 
