@@ -120,7 +120,7 @@ def _node_row(node: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         "level": settings.level_names[len(node["keys"]) - 1],
         "status": "complete",
         "latest_at": "",
-        "fingerprint": fingerprint(node),
+        "fingerprint": fingerprint(repr(node)),  # the order of items counts
     }
 
 
