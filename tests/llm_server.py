@@ -72,6 +72,11 @@ Script = Sequence[Reply | None] | Callable[[Call], Reply | None]
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # many clients connect at once
+    llm: "LlmServer"
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.llm.disconnect()  # only now does the client see it
 
 
 class LlmServer:
@@ -97,6 +102,7 @@ class LlmServer:
         self._lock = threading.Lock()
         kind = type("Handler", (handler or _Handler,), {"llm": self})
         self._http = _Http(("127.0.0.1", 0), kind)
+        self._http.llm = self
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
@@ -282,12 +288,6 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.llm.connect()
-
-    def finish(self) -> None:
-        try:
-            super().finish()
-        finally:
-            self.llm.disconnect()
 
     def do_GET(self) -> None:
         self._serve({})
