@@ -40,6 +40,8 @@ from tests.spark.victims import DRIVERS, VICTIMS, open_files, send_signal, stop,
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 900.0
 """A run that takes longer hangs."""
+TWIN_S = 300.0
+"""Spark starts a twin of a task that is stopped in this time."""
 
 LEVELS = ("contract", "seat", "project")
 ROWS = [
@@ -103,6 +105,7 @@ class Round:
         return {
             "llm": {"provider": "openai", "model": "m", "max_concurrency": self.at_once},
             "budgets": {"small_run_nodes": 500 if self.is_small else 0},
+            "storage": {"lease_ttl_s": 3600},  # a loaded machine must not lose it
         }
 
 
@@ -197,8 +200,8 @@ class Rig:
             stop(run)
         assert code == 0, f"the resumed run ended with {code}:\n{self._said()}"
 
-    def slow_down(self, *, after: int, hosts: Sequence[int]) -> bool:
-        """Run to the end, with one worker that gets little time; tell whether it had a twin.
+    def hold_up(self, *, after: int, hosts: Sequence[int]) -> bool:
+        """Run to the end, one worker stopped until its task has a twin; tell whether it got one.
 
         Args:
             after: Answers that are sent before.
@@ -208,12 +211,13 @@ class Rig:
         try:
             self._reached(after, run)
             slow = next(w for w in workers_below(*hosts) if open_files(w, ".jsonl"))
-            while run.poll() is None and send_signal(signal.SIGSTOP, slow):
+            send_signal(signal.SIGSTOP, slow)
+            deadline = time.monotonic() + TWIN_S
+            while not has_twin and time.monotonic() < deadline:
+                time.sleep(0.1)
                 claims = [lock for w in workers_below(*hosts) for lock in open_files(w, ".lock")]
-                has_twin |= len(claims) > len(set(claims))
-                time.sleep(0.25)
-                send_signal(signal.SIGCONT, slow)
-                time.sleep(0.05)
+                has_twin = len(claims) > len(set(claims))
+            send_signal(signal.SIGCONT, slow)
             code = run.wait(PATIENCE_S)
         finally:
             stop(run)

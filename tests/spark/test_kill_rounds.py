@@ -119,7 +119,7 @@ def test_the_twin_of_a_slow_task_pays_nothing_again(
         rig.master = cluster.master
         rig.options = [f"--conf {name}={value}" for name, value in SPECULATION.items()]
 
-        has_twin = rig.slow_down(after=10, hosts=cluster.pids)
+        has_twin = rig.hold_up(after=10, hosts=cluster.pids)
 
         assert has_twin, "Spark started no second attempt"
         assert judge(rig) == undisturbed(given)
