@@ -91,9 +91,15 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> Twice:
     ("settings", "frames"),
     [
         pytest.param(
+            {"budgets": {"small_run_nodes": 0}},
+            {"open_requests", "call_model", "find_answers", "answer_inputs", "assemble"},
+            id="large",
+        ),
+        pytest.param(
             {"budgets": {**GROUPED, "small_run_nodes": 0}},
             {"open_requests", "call_model", "find_answers", "answer_inputs", "reduce_wide"},
-            id="large",
+            id="groups",
+            marks=pytest.mark.soak,
         ),
         pytest.param(
             {"budgets": {"small_run_nodes": 0}, "views": {"layout": "separate"}},
