@@ -173,6 +173,7 @@ def test_a_tree_may_have_one_level_or_five(make_memory: MakeMemory, count: int) 
     assert memory.nodes()["/".join("k" * count)]["sources"] == ["d0", "d1"]
 
 
+@pytest.mark.soak
 def test_a_wide_parent_counts_every_child(memory: Memory) -> None:
     memory.ingest(*(role(f"d{n}", f"p{n:04}", Location="Turku") for n in range(400)))
 

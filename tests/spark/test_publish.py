@@ -123,6 +123,7 @@ def test_a_tenant_without_documents_loses_its_shard(memory: Memory) -> None:
         reader(memory).scope("globex")
 
 
+@pytest.mark.soak
 def test_a_rebuild_publishes_the_same_bytes(memory: Memory, make_memory: MakeMemory) -> None:
     memory.ingest(*ROWS)
     memory.run(is_publishing=True)

@@ -107,7 +107,7 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> Twice:
             id="two waves",
             marks=pytest.mark.soak,
         ),
-        pytest.param({"budgets": GROUPED}, set(), id="small"),
+        pytest.param({"budgets": GROUPED}, set(), id="small", marks=pytest.mark.soak),
     ],
 )
 def test_a_second_action_on_a_frame_calls_no_model(
