@@ -16,6 +16,7 @@ from pyspark.sql import Row
 from hltm_spark.core.tree import salted_hash, to_node_id
 from hltm_spark.models.requests import WAVES
 from hltm_spark.pipeline.asked import Asked
+from hltm_spark.pipeline.collector import without_collector
 from hltm_spark.pipeline.context import Outcome, RunContext
 from hltm_spark.pipeline.files import local_rows, read_rows, read_sizes, write_rows
 from hltm_spark.pipeline.flow import Flow, Node, Steps
@@ -66,9 +67,10 @@ def write_small(context: RunContext, paths: Sequence[Row]) -> Outcome | None:
         return None
     if not nodes:
         return Outcome(written=None, gone=None, written_count=0, gone_count=0)
-    with context.run.timed("gather"):
-        tree = _load(context, nodes)
-    return None if tree is None else _SmallRun(context, tree).write()
+    with without_collector():
+        with context.run.timed("gather"):
+            tree = _load(context, nodes)
+        return None if tree is None else _SmallRun(context, tree).write()
 
 
 def affected_nodes(paths: Iterable[tuple[str, Sequence[str]]]) -> dict[Node, dict[str, Any]]:
