@@ -9,9 +9,9 @@ from contextlib import contextmanager
 def without_collector() -> Iterator[None]:
     """Leave cycles alone while the block runs.
 
-    Rows as dictionaries and records hold none, and they are freed as they go; with hundreds of
-    thousands of them at hand, each search for cycles looks at all, again and again: two fifths of
-    the time that a small run takes to gather its inputs.
+    For a short block that builds rows by the hundred thousand and waits for nobody: they hold no
+    cycles, and each search for some looks at all of them again, which is two fifths of the time
+    that a small run takes to gather its inputs.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hltm_spark.pipeline.collector import without_collector
 from hltm_spark.pipeline.due import (
     DOCUMENTS_A_RUN,
     NODES_A_RUN,
@@ -42,17 +41,14 @@ def publish(context: PublishContext, *, is_checking: bool) -> int:
     root = context.root
     root.shards.mkdir(parents=True, exist_ok=True)
     left, path = root.unfinished_publishing(), root.publishing(context.run_id)
-    with without_collector():
-        listing = Listing.read_small(context)
-        if listing is None:
-            due_tenants(context, left, is_checking=is_checking).write.parquet(path)
-        else:
-            unsure = [row["tenant_id"] for folder in left for row in _due(folder)]
-            due = listed_due(context, listing, unsure, is_checking=is_checking)
-            write_rows(due, DUE, path)
-        count = row_count(path)
-        is_left = bool(count) and not _publish_small(context, path, listing)
-    if is_left:
+    listing = Listing.read_small(context)
+    if listing is None:
+        due_tenants(context, left, is_checking=is_checking).write.parquet(path)
+    else:
+        unsure = [row["tenant_id"] for folder in left for row in _due(folder)]
+        due = listed_due(context, listing, unsure, is_checking=is_checking)
+        write_rows(due, DUE, path)
+    if (count := row_count(path)) and not _publish_small(context, path, listing):
         publish_large(context, context.spark.read.schema(DUE).parquet(path))
     for folder in (*left, path):
         shutil.rmtree(folder)

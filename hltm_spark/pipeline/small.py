@@ -67,10 +67,9 @@ def write_small(context: RunContext, paths: Sequence[Row]) -> Outcome | None:
         return None
     if not nodes:
         return Outcome(written=None, gone=None, written_count=0, gone_count=0)
-    with without_collector():
-        with context.run.timed("gather"):
-            tree = _load(context, nodes)
-        return None if tree is None else _SmallRun(context, tree).write()
+    with context.run.timed("gather"), without_collector():
+        tree = _load(context, nodes)
+    return None if tree is None else _SmallRun(context, tree).write()
 
 
 def affected_nodes(paths: Iterable[tuple[str, Sequence[str]]]) -> dict[Node, dict[str, Any]]:
