@@ -58,12 +58,13 @@ ROWS = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
-    """One run that is killed, as it was drawn from a seed.
+class Game:
+    """One root and the kills on it, as they were drawn from a seed; each kill begins a round.
 
     Attributes:
         victim: Key of `VICTIMS`.
-        after: Answers that were sent before each kill; two kills take two runs.
+        after: Answers that were sent before each kill. A run outlives its workers and executors;
+            of drivers, each kill takes a run of its own, and another one ends the game.
         pause_s: From that answer to the kill.
         at_once: Calls in flight, over the whole run.
         is_small: The levels are walked in the driver, not by Spark.
@@ -79,15 +80,14 @@ class Round:
     is_faulty: bool = False
 
     @classmethod
-    def draw(cls, victim: str, *, seed: int) -> "Round":
-        """Draw a round: kills at any answer but the last, and some in what follows an answer."""
+    def draw(cls, victim: str, *, seed: int, rounds: int) -> "Game":
+        """Draw a game: kills at any answer but the last, and some in what follows an answer."""
         source = random.Random(f"{victim} {seed}")
         is_driver = victim in DRIVERS
-        kills = source.choice([1, 1, 2]) if is_driver else 1
         return cls(
             seed=seed,
             victim=victim,
-            after=tuple(sorted(source.sample(range(1, 48), kills))),
+            after=tuple(sorted(source.sample(range(1, 48), rounds))),
             pause_s=source.choice([0.0, 0.0, 0.03, 0.3, 2.0]),
             at_once=source.choice([2, 4, 8]),
             is_small=is_driver and source.random() < 0.5,
@@ -150,7 +150,7 @@ class Rig:
 
     Attributes:
         root: The storage root, with its documents.
-        master: Of Spark, over the round's.
+        master: Of Spark, over the game's.
         options: Further options of spark-submit.
         kills: How many there were.
         journalled: Usable answers that stood in the journal right after a kill.
@@ -158,42 +158,47 @@ class Rig:
 
     root: Path
     server: LlmServer
-    round: Round
+    game: Game
     master: str = ""
     options: Sequence[str] = ()
     kills: int = 0
     journalled: set[str] = field(default_factory=set)
 
     @classmethod
-    def over(cls, template: Path, root: Path, server: LlmServer, given: Round) -> "Rig":
+    def over(cls, template: Path, root: Path, server: LlmServer, game: Game) -> "Rig":
         """Copy a root that has its documents, and nothing else."""
         shutil.copytree(template, root)
-        return cls(root=root, server=server, round=given)
+        return cls(root=root, server=server, game=game)
 
     def play(self) -> None:
-        """Have a run killed, as often as the round says, and another one run to the end."""
-        for after in self.round.after:
+        """Kill as often as the game says, and have a run come to its end."""
+        after = self.game.after
+        if self.game.victim in DRIVERS:
+            for answers in after:
+                self.kill(after=[answers])
+            self.finish()
+        else:
             self.kill(after=after)
-        self.finish()
 
-    def kill(self, *, after: int) -> None:
+    def kill(self, *, after: Sequence[int]) -> None:
         """Start a run and kill the victim; a worker's or an executor's run must end by itself."""
         run, is_killed = self._start("index"), False
         try:
-            if self._reached(after, run):
-                time.sleep(self.round.pause_s)
-                is_killed = VICTIMS[self.round.victim](run.pid)
-                self.journalled |= journalled(self.root)
-                self.kills += is_killed
+            for answers in after:
+                if self._reached(answers, run):
+                    time.sleep(self.game.pause_s)
+                    is_killed = VICTIMS[self.game.victim](run.pid)
+                    self.journalled |= journalled(self.root)
+                    self.kills += is_killed
             code = run.wait(PATIENCE_S)
         finally:
             stop(run)
-        must_end = self.round.victim not in DRIVERS or not is_killed
+        must_end = self.game.victim not in DRIVERS or not is_killed
         assert not must_end or code == 0, f"the run ended with {code}:\n{self._said()}"
 
     def finish(self) -> None:
         """Run to the end."""
-        run = self._start("update" if self.round.seed % 2 else "index")
+        run = self._start("update" if self.game.seed % 2 else "index")
         try:
             code = run.wait(PATIENCE_S)
         finally:
@@ -231,7 +236,7 @@ class Rig:
         return run.poll() is None
 
     def _start(self, verb: str) -> "subprocess.Popen[bytes]":
-        given = self.round.settings
+        given = self.game.settings
         given["llm"]["base_url"] = self.server.base_url
         chosen = [
             f"--set={section}.{name}={value}"
@@ -254,7 +259,7 @@ class Rig:
         paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "HLTM_MASTER": self.master or self.round.master,
+            "HLTM_MASTER": self.master or self.game.master,
             "HLTM_DRIVER_MEMORY": "1g",
             "HLTM_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "PYSPARK_SUBMIT_ARGS": " ".join([*self.options, "pyspark-shell"]),
@@ -302,7 +307,7 @@ def judge(rig: Rig) -> Content:
     again = [calls for calls in paid.values() if len(calls) > 1]
     lost = [calls[0] for calls in again if any(_text(c) in rig.journalled for c in calls[:-1])]
     assert not lost, f"{len(lost)} answers were paid again that were in the journal"
-    allowed = rig.round.at_once * rig.kills
+    allowed = rig.game.at_once * rig.kills
     for are_repairs in (False, True):
         count = sum(len(c) - 1 for c in again if is_repair(c[0]) == are_repairs)
         assert count <= allowed, f"{count} answers were paid again, {allowed} were in flight"
