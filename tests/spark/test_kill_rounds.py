@@ -13,7 +13,7 @@ from hltm_spark.pipeline.root import open_root
 from tests.builders import settings
 from tests.llm_server import serve_llm
 from tests.spark.conftest import MakeMemory, Memory
-from tests.spark.kill_rig import LEVELS, ROWS, Content, Rig, Game, content, judge, script
+from tests.spark.kill_rig import LEVELS, ROWS, Content, Game, Rig, content, judge, script
 from tests.spark.two_hosts import two_hosts
 
 logger = logging.getLogger(__name__)
