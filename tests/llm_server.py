@@ -294,7 +294,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length") or 0)
-        self._serve(self._read(self.rfile.read(length)))
+        content = self.rfile.read(length)
+        if len(content) < length:  # the client died: no request
+            self.close_connection = True
+            return
+        self._serve(self._read(content))
 
     def _read(self, content: bytes) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(content or b"{}")

@@ -52,6 +52,8 @@ def considered_paths(
 def _why_every(cursor: Cursor | None, run: Run) -> str:
     if cursor is None:
         return "every node, since no run has finished yet"
+    if cursor.memory_table_id != run.memory_table_id:
+        return "every node, since the memory table was made anew after the last run"
     if cursor.settings_fingerprint != run.settings_fingerprint:
         return "every node, since prompts, model or levels changed after the last run"
     return ""

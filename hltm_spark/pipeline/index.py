@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import (
     BudgetReachedError,
+    DataError,
     HltmError,
     LeaseLostError,
     StoppedError,
@@ -39,7 +40,7 @@ from hltm_spark.pipeline.memory import WRITTEN, memory_changes
 from hltm_spark.pipeline.publish import publish
 from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.runs import FINISHED, Run, read_cursor, record_run
+from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
 from hltm_spark.pipeline.small import write_small
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
@@ -104,7 +105,11 @@ def run_pipeline(
 
 
 def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
-    """Publish every tenant whose shard is behind its memory, without looking for changes."""
+    """Publish every tenant whose shard is behind its memory, without looking for changes.
+
+    Raises:
+        DataError: The memory table is another one than the last run wrote.
+    """
     run = Run.start("publish")
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb="publish", run_id=run.run_id, ttl_s=ttl_s) as lease:
@@ -113,6 +118,7 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
         cursor = read_cursor(RUNS.files(root.path))
         try:
             if cursor is not None:
+                _check_memory(cursor, root)
                 run.documents_version = cursor.version
                 with run.timed("publish"):
                     publishing = PublishContext(
@@ -129,6 +135,15 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
             root.clear_staging(run.run_id)
         record_run(spark, commits, run)
     return run
+
+
+def _check_memory(cursor: Cursor, root: Root) -> None:
+    if cursor.memory_table_id != MEMORY.table_id(root.path):
+        raise DataError(
+            "the memory table is not the one that the last run wrote (renamed, or made anew), so "
+            "shards made from it would lack what that one has; put that table back, or run "
+            "`hltm index`, which writes the memory again from the answers on record"
+        )
 
 
 def _run(context: RunContext, *, is_publishing: bool) -> None:
@@ -184,6 +199,7 @@ def _pin(context: RunContext) -> None:
     run, root = context.run, context.root
     run.documents_table_id = DOCUMENTS.table_id(root.path)
     run.documents_version = DOCUMENTS.version(root.path)
+    run.memory_table_id = MEMORY.table_id(root.path)
     run.settings_fingerprint = fingerprint(
         context.prompts.fingerprint, context.settings.level_names
     )

@@ -156,6 +156,8 @@ def _plan(context: PlanContext) -> Plan:
     run, settings = context.run, context.settings
     run.documents_table_id = DOCUMENTS.table_id(context.root.path)
     run.documents_version = context.versions[DOCUMENTS.name]
+    if MEMORY.name in context.versions:
+        run.memory_table_id = MEMORY.table_id(context.root.path)
     run.settings_fingerprint = fingerprint(context.prompts.fingerprint, settings.level_names)
     run.documents = context.documents.count()
     stored_count = context.stored.count()

@@ -41,6 +41,7 @@ class Run:
     finished_at: datetime | None = None
     documents_table_id: str = ""
     documents_version: int = -1
+    memory_table_id: str = ""
     settings_fingerprint: str = ""
     documents: int = 0
     nodes_touched: int = 0
@@ -94,10 +95,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far the last finished run read, and with which settings."""
+    """How far the last finished run read, with which settings, and which table it wrote."""
 
     table_id: str
     version: int
+    memory_table_id: str
     settings_fingerprint: str
 
 
@@ -114,7 +116,7 @@ def read_cursor(runs: Sequence[str]) -> Cursor | None:
         runs: Data files of the `runs` table.
     """
     names = ["finished_at", "run_id", "documents_table_id", "documents_version"]
-    names += ["settings_fingerprint"]
+    names += ["memory_table_id", "settings_fingerprint"]
     where = {"status": FINISHED, "kind": ("index", "update")}
     finished = read_rows(runs, names, where=where)
     if not finished:
@@ -123,5 +125,6 @@ def read_cursor(runs: Sequence[str]) -> Cursor | None:
     return Cursor(
         table_id=last["documents_table_id"],
         version=last["documents_version"],
+        memory_table_id=last["memory_table_id"],
         settings_fingerprint=last["settings_fingerprint"],
     )

@@ -286,6 +286,7 @@ RUNS = Table(
         "finished_at": TIME,
         "documents_table_id": TEXT,
         "documents_version": LONG,
+        "memory_table_id": TEXT,
         "settings_fingerprint": TEXT,
         "documents": LONG,
         "nodes_touched": LONG,

@@ -153,7 +153,7 @@ class Rig:
         master: Of Spark, over the game's.
         options: Further options of spark-submit.
         kills: How many there were.
-        journalled: Usable answers that stood in the journal right after a kill.
+        journalled: After each kill: the requests so far, and the usable answers in the journal.
     """
 
     root: Path
@@ -162,7 +162,7 @@ class Rig:
     master: str = ""
     options: Sequence[str] = ()
     kills: int = 0
-    journalled: set[str] = field(default_factory=set)
+    journalled: list[tuple[int, set[str]]] = field(default_factory=list)
 
     @classmethod
     def over(cls, template: Path, root: Path, server: LlmServer, game: Game) -> "Rig":
@@ -188,7 +188,8 @@ class Rig:
                 if self._reached(answers, run):
                     time.sleep(self.game.pause_s)
                     is_killed = VICTIMS[self.game.victim](run.pid)
-                    self.journalled |= journalled(self.root)
+                    kept = journalled(self.root)
+                    self.journalled.append((len(self.server.chats), kept))
                     self.kills += is_killed
             code = run.wait(PATIENCE_S)
         finally:
@@ -305,7 +306,10 @@ def judge(rig: Rig) -> Content:
     assert len(rows) == len({tuple(row.values()) for row in rows}), "a row is there twice"
 
     again = [calls for calls in paid.values() if len(calls) > 1]
-    lost = [calls[0] for calls in again if any(_text(c) in rig.journalled for c in calls[:-1])]
+    chats = rig.server.chats
+    lost = [
+        c for n, kept in rig.journalled for c in chats[n:] if c.status == 200 and _text(c) in kept
+    ]
     assert not lost, f"{len(lost)} answers were paid again that were in the journal"
     allowed = rig.game.at_once * rig.kills
     for are_repairs in (False, True):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hltm_spark.core.errors import DataError
+from hltm_spark.pipeline.index import publish_only
 from hltm_spark.pipeline.root import open_root
 from hltm_spark.pipeline.runs import Cursor, read_cursor
 from hltm_spark.pipeline.tables import DOCUMENTS, LLM_CALLS, MEMORY, PUBLISHED, RUNS
@@ -124,6 +125,23 @@ def test_a_renamed_table_stops_the_update_and_a_renamed_root_does_not(memory: Me
     run = memory.run("update")
     assert (run.status, run.nodes_touched) == ("done", 3)
     assert cities(memory) == {"acme/s1/p1": "Tampere", "acme/s1/p2": "Oulu"}
+
+
+def test_a_lost_memory_table_is_written_again_and_nothing_is_published_from_an_empty_one(
+    memory: Memory,
+) -> None:
+    memory.ingest(leaf(1, "Turku"), leaf(2, "Oulu"))
+    calls = memory.run(is_publishing=True).calls
+    nodes = memory.content()
+    shutil.rmtree(MEMORY.path(memory.root.path))
+
+    with pytest.raises(DataError, match=r"not the one that the last run wrote .* put that table"):
+        publish_only(memory.spark, memory.settings, memory.root)
+    run = memory.run("update", is_publishing=True)
+
+    assert (run.status, run.nodes_written, run.calls, run.cached) == ("done", 4, 0, calls)
+    assert memory.content() == nodes
+    assert publish_only(memory.spark, memory.settings, memory.root).tenants_published == 0
 
 
 @pytest.mark.soak
