@@ -17,7 +17,8 @@ import click
 
 from hltm_spark import __version__
 from hltm_spark.cli.dataset import dataset
-from hltm_spark.cli.look import query, runs, show
+from hltm_spark.cli.history import runs
+from hltm_spark.cli.look import query, show
 from hltm_spark.cli.plan import plan
 from hltm_spark.cli.run import index, ingest, publish, update, verify
 from hltm_spark.core.errors import (

@@ -1,21 +1,16 @@
-"""Verbs that look: query and show read the shards, without Spark; runs reads the run record."""
+"""Verbs that look into the published shards: query and show."""
 
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hltm_spark.cli.costs import CostQuestion, cost_lines, cost_options
 from hltm_spark.cli.options import Call, common_options
-from hltm_spark.cli.run import start_spark
 from hltm_spark.core.errors import SettingsError, ShardCorrupt, ShardNotFound
 from hltm_spark.core.shard import current_version, read_manifest
 from serving import Answer, Context, Hit, MemoryReader, Scope, Usage
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 WIDTH = 96
 
@@ -64,52 +59,6 @@ def show(call: Call, node: str | None, depth: int | None) -> None:
     scopes = [memory.scope((tenant,)) for tenant in _tenants(call)]
     trees = [_tree(scope, depth) for scope in scopes]
     call.report({"tenants": trees}, [line for tree in trees for line in _tree_lines(tree)])
-
-
-@click.command()
-@click.option(
-    "--last",
-    type=click.IntRange(min=1),
-    help="How many runs; 20 unless given, with --cost every answer on record.",
-)
-@click.option("--nodes", is_flag=True, help="The nodes that the latest run wrote.")
-@click.option("--failures", is_flag=True, help="What failed and was not written since, and why.")
-@cost_options
-@common_options
-def runs(
-    call: Call, *, last: int | None, nodes: bool, failures: bool, costs: CostQuestion | None
-) -> None:
-    """Print what each run read, did and cost."""
-    root = call.open_root()
-    spark = start_spark("hltm runs")
-    from pyspark.sql import functions as F  # noqa: PLC0415 - query and show work without Spark
-
-    from hltm_spark.pipeline.tables import FAILURES, MEMORY, RUNS, create_tables  # noqa: PLC0415
-
-    create_tables(spark, root.path)
-    if costs is not None:
-        from hltm_spark.pipeline.costs import read_costs  # noqa: PLC0415
-
-        found = read_costs(spark, call.settings, root, by=costs.by, run_id=costs.run_id, last=last)
-        call.report(found.summary(), cost_lines(found))
-        return
-    rows = RUNS.read(spark, root.path).orderBy(F.desc("started_at")).limit(last or 20).collect()
-    written: list[str] = []
-    if nodes and rows:
-        memory = MEMORY.read(spark, root.path).where(F.col("run_id") == rows[0]["run_id"])
-        ids = memory.select("node_id", "keys").orderBy("tenant_id", "keys").limit(1000)
-        written = [row["node_id"] for row in ids.collect()]
-    values: dict[str, Any] = {"runs": [row.asDict() for row in rows]}
-    lines = [_run_line(row) for row in rows] or ["no run yet"]
-    if nodes:
-        head = f"nodes that {rows[0]['run_id']} wrote:" if rows else "no run yet"
-        values, lines = {**values, "nodes": written}, [head, *(f"  {n}" for n in written)]
-    if failures:
-        stored = FAILURES.read(spark, root.path).orderBy("tenant_id", "node_id", "task")
-        failed = [row.asDict() for row in stored.limit(1000).collect()]
-        values["failures"] = failed
-        lines = [_failure_line(row) for row in failed] or ["nothing failed"]
-    call.report(values, lines)
 
 
 def _reader(call: Call) -> MemoryReader:
@@ -242,17 +191,3 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
         "seconds": answer.seconds,
         "mode": answer.mode,
     }
-
-
-def _failure_line(row: dict[str, Any]) -> str:
-    return f"{row['node_id']}  {row['task']}  {row['reason']} ({row['run_id']})"
-
-
-def _run_line(row: "Row") -> str:
-    return (
-        f"{row['started_at']:%Y-%m-%d %H:%M:%S}  {row['kind']:7}  {row['status']:7}  "
-        f"version {row['documents_version']}, {row['documents']} documents, "
-        f"{row['nodes_touched']} touched, {row['nodes_written']} written, "
-        f"{row['nodes_removed']} removed, {row['calls']} calls, {row['failed']} failed, "
-        f"cost {row['cost']:.4f}, {row['seconds']:.1f} s"
-    )

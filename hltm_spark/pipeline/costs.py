@@ -1,17 +1,20 @@
 """What answers cost, from the ledger and the prices in conf, by whatever stands with them."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import add
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.dataset import dataset
 
 from hltm_spark.core.config import Settings
 from hltm_spark.core.errors import SettingsError
 from hltm_spark.models.answering import EXTRACTIVE
+from hltm_spark.models.budgets import Spent
 from hltm_spark.models.prices import cost
+from hltm_spark.pipeline.files import row_count
+from hltm_spark.pipeline.history import latest_runs
 from hltm_spark.pipeline.root import Root
 from hltm_spark.pipeline.tables import LLM_CALLS, RUNS
 
@@ -71,21 +74,14 @@ class Costs:
 
 
 def read_costs(
-    spark: SparkSession,
-    settings: Settings,
-    root: Root,
-    *,
-    by: str,
-    run_id: str = "",
-    last: int | None = None,
+    settings: Settings, root: Root, *, by: str, run_id: str = "", last: int | None = None
 ) -> Costs:
     """Return what the answers on record cost.
 
     Args:
-        spark: Session.
         settings: The conf: today's prices, and today's discount in batch mode, whatever they were
             when the answers were paid.
-        root: Storage root, with its tables.
+        root: Storage root.
         by: Key of `COLUMNS`.
         run_id: Only answers that this run paid.
         last: Only answers of so many latest runs in `runs`; every answer where None. A run that
@@ -94,42 +90,60 @@ def read_costs(
     Raises:
         SettingsError: No run has this id.
     """
-    calls = LLM_CALLS.read(spark, root.path)
-    runs = RUNS.read(spark, root.path)
-    if run_id:
-        calls = calls.where(F.col("run_id") == run_id)
-        if calls.isEmpty() and runs.where(F.col("run_id") == run_id).isEmpty():
-            raise SettingsError(f"no run {run_id!r} on record; see `hltm runs` for their ids")
+    runs = {run_id} if run_id else None
     if last is not None:
-        latest = runs.orderBy(F.desc("started_at"), F.desc("run_id")).limit(last)
-        calls = calls.join(latest.select("run_id"), "run_id", "left_semi")
-    groups = sum_costs(calls, settings, column=COLUMNS[by])
-    rows = groups.orderBy(F.desc("cost"), "name").limit(MAX_LISTED).collect()
-    models = [_line(row) for row in sum_costs(calls, settings, column="model").collect()]
+        latest = {row["run_id"] for row in latest_runs(root, last=last)}
+        runs = latest if runs is None else runs & latest
+    files = LLM_CALLS.files_if_any(root.path)
+    if run_id and not _has_run(root, files, run_id):
+        raise SettingsError(f"no run {run_id!r} on record; see `hltm runs` for their ids")
+    sums = sum_tokens(files, column=COLUMNS[by], runs=runs)
+    groups: dict[str, CostLine] = {}
+    for (name, model), tokens in sums.items():
+        before, line = groups.get(name, CostLine(name=name)), _priced(name, tokens, model, settings)
+        groups[name] = _total([before, line], name=name)
+    ordered = sorted(groups.values(), key=lambda line: (-line.cost, line.name))
     return Costs(
         by=by,
-        groups=tuple(_line(row) for row in rows),
-        group_count=len(rows) if len(rows) < MAX_LISTED else groups.count(),
-        total=_total(models),
-        unpriced=unpriced(settings, [model.name for model in models]),
+        groups=tuple(ordered[:MAX_LISTED]),
+        group_count=len(ordered),
+        total=_total(ordered, name="all"),
+        unpriced=unpriced(settings, [model for _, model in sums]),
     )
 
 
-def sum_costs(calls: DataFrame, settings: Settings, *, column: str) -> DataFrame:
-    """Return one row per value of a column: name, calls, prompt_tokens, completion_tokens, cost.
+def sum_tokens(
+    files: Sequence[str], *, column: str, runs: Collection[str] | None
+) -> dict[tuple[str, str], Spent]:
+    """Return the sums by (value of a column, model), read file by file.
 
     Args:
-        calls: Rows of `llm_calls`.
-        settings: The prices.
+        files: Data files of `llm_calls`.
         column: Of `llm_calls`.
+        runs: Run ids; every one where None.
     """
-    tokens = [F.sum(name).alias(name) for name in _SUMS[1:]]
-    per_model = calls.groupBy(F.col(column).alias("name"), F.col("model").alias("priced_as")).agg(
-        F.count("*").alias("calls"), *tokens
-    )
-    priced = per_model.withColumn("cost", _cost(settings))
-    sums = [F.sum(name).alias(name) for name in _SUMS]
-    return priced.groupBy("name").agg(*sums, F.round(F.sum("cost"), 9).alias("cost"))
+    names = {name: pc.field(name) for name in ("model", "prompt_tokens", "completion_tokens")}
+    where = None if runs is None else pc.field("run_id").isin(pa.array(sorted(runs), pa.string()))
+    found: dict[tuple[str, str], Spent] = {}
+    for file in files:
+        rows = dataset(file, format="parquet").to_table(
+            {"name": pc.field(column), **names}, filter=where
+        )
+        sums = rows.group_by(["name", "model"]).aggregate(
+            [("prompt_tokens", "sum"), ("completion_tokens", "sum"), ([], "count_all")]
+        )
+        for row in sums.to_pylist():
+            spent = found.setdefault((row["name"], row["model"]), Spent())
+            spent.calls += row["count_all"]
+            spent.prompt_tokens += row["prompt_tokens_sum"]
+            spent.completion_tokens += row["completion_tokens_sum"]
+    return found
+
+
+def _has_run(root: Root, files: Sequence[str], run_id: str) -> bool:
+    """Tell whether a run paid an answer, also one that was killed, or is in `runs`."""
+    is_run = pc.field("run_id") == run_id
+    return any(row_count(found, is_run) for found in (files, RUNS.files_if_any(root.path)))
 
 
 def unpriced(settings: Settings, models: list[str]) -> tuple[str, ...]:
@@ -137,23 +151,17 @@ def unpriced(settings: Settings, models: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(models) - settings.prices.keys() - {EXTRACTIVE}))
 
 
-def _cost(settings: Settings) -> Column:
-    """Return the price of a row's tokens, as `models.prices.cost` has it."""
-    terms = [
-        F.when(
-            F.col("priced_as") == model,
-            F.col("prompt_tokens") * cost(settings, 1, 0, model=model)
-            + F.col("completion_tokens") * cost(settings, 0, 1, model=model),
-        ).otherwise(0.0)
-        for model in settings.prices
-    ]
-    return reduce(add, terms, F.lit(0.0))
+def _priced(name: str, spent: Spent, model: str, settings: Settings) -> CostLine:
+    return CostLine(
+        name=name,
+        calls=spent.calls,
+        prompt_tokens=spent.prompt_tokens,
+        completion_tokens=spent.completion_tokens,
+        cost=cost(settings, spent.prompt_tokens, spent.completion_tokens, model=model),
+    )
 
 
-def _line(row: Row) -> CostLine:
-    return CostLine(**row.asDict())
-
-
-def _total(lines: list[CostLine]) -> CostLine:
-    sums = {name: sum(getattr(line, name) for line in lines) for name in _SUMS}
-    return CostLine(name="all", cost=round(sum(line.cost for line in lines), 9), **sums)
+def _total(lines: Iterable[CostLine], *, name: str) -> CostLine:
+    listed = list(lines)
+    sums = {column: sum(getattr(line, column) for line in listed) for column in _SUMS}
+    return CostLine(name=name, cost=round(sum(line.cost for line in listed), 9), **sums)

@@ -108,6 +108,10 @@ class Table:
         """Return the paths of the data files of a version: for reads without a Spark job."""
         return [unquote(uri) for uri in DeltaTable(self.path(root), version=version).file_uris()]
 
+    def files_if_any(self, root: str) -> list[str]:
+        """Return the data files of the latest version; none where there is no table yet."""
+        return self.files(root) if self.exists(root) else []
+
     def append(self, rows: DataFrame, root: str) -> None:
         """Add rows by a plain append."""
         rows.select(*self.columns).write.format("delta").mode("append").save(self.path(root))

@@ -4,13 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from hltm_spark.cli.app import run_command
 from hltm_spark.core.errors import BudgetReachedError, SettingsError
-from hltm_spark.models.prices import cost
 from hltm_spark.pipeline import budget as budget_module
-from hltm_spark.pipeline.costs import Costs, read_costs, sum_costs
+from hltm_spark.pipeline.costs import Costs, read_costs
 from hltm_spark.pipeline.plan import plan_run
 from hltm_spark.pipeline.tables import LLM_CALLS, MEMORY, RUNS
 from hltm_spark.pipeline.verify import verify
@@ -166,7 +164,7 @@ def test_costs_are_what_the_server_counted(make_memory: MakeMemory) -> None:
         chats = server.chats
 
     def costs(**asked: Any) -> Costs:
-        return read_costs(memory.spark, memory.settings, memory.root, **asked)
+        return read_costs(memory.settings, memory.root, **asked)
 
     prompt = sum(len(call.prompt) // 4 for call in chats)
     completion = sum(len(right_answer(call)) // 4 for call in chats)
@@ -219,24 +217,3 @@ def test_a_stopped_run_ends_the_command_line_with_3_and_its_json(
     assert (asked, found["by"]) == (0, "level")
     assert [(group["name"], group["calls"]) for group in found["groups"]] == [("project", 2)]
     assert found["total"]["cost"] == pytest.approx(values["cost"])
-
-
-def test_in_batch_mode_every_sum_is_less_by_the_discount(spark: SparkSession) -> None:
-    llm = {"provider": "openai", "model": "scripted", "execution": "batch"}
-    chosen = make_settings(llm=llm, prices=PRICES)
-    calls = spark.createDataFrame(
-        [("seat", "scripted", 1000, 500), ("project", "scripted", 3000, 0)],
-        "level string, model string, prompt_tokens long, completion_tokens long",
-    )
-
-    by_level = {
-        row["name"]: row["cost"] for row in sum_costs(calls, chosen, column="level").collect()
-    }
-
-    assert by_level == pytest.approx(
-        {
-            "seat": cost(chosen, 1000, 500),
-            "project": cost(chosen, 3000, 0),
-        }
-    )
-    assert by_level["project"] == pytest.approx(3000 * 2.0 / 1e6 / 2)
