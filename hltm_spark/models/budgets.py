@@ -1,7 +1,8 @@
 """What one run may spend on a language model, from conf, and whether it is spent."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from hltm_spark.core.config import Settings
@@ -16,6 +17,12 @@ class Spent:
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def add(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Add one answer."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
 
     @property
     def tokens(self) -> int:
@@ -67,6 +74,32 @@ class Budget:
         """Return how many of the wanted calls `budgets.max_calls` still allows."""
         limit = self.settings.budgets.max_calls if self.settings else None
         return wanted if limit is None else max(0, min(wanted, limit - spent.calls))
+
+    def room(self, spent: Spent, sizes: Sequence[int], *, in_flight: Sequence[int]) -> int:
+        """Return how many requests go out until those in flight may use the budget up.
+
+        An answer is taken to be as long as they were on average, the first ones as long as
+        `llm.max_output_tokens`. One request too many is among them: without it no budget would
+        ever be reached.
+
+        Args:
+            spent: What was paid.
+            sizes: Prompt tokens of each request, about, in the order in which they go out.
+            in_flight: Prompt tokens of requests that are not answered yet.
+        """
+        if self.settings is None:
+            return len(sizes)
+        answer = self.settings.llm.max_output_tokens
+        if spent.calls:
+            answer = spent.completion_tokens // spent.calls
+        expected = replace(spent)
+        for size in in_flight:
+            expected.add(size, answer)
+        for count, size in enumerate(sizes):
+            if self.reached(expected):
+                return count
+            expected.add(size, answer)
+        return len(sizes)
 
     def _limits(self, spent: Spent) -> list[tuple[str, float, float]]:
         """Return (name with limit, used, limit) of every limit that is set and holds."""

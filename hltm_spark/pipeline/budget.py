@@ -7,7 +7,7 @@ is in flight then, with the repair that it may need, is still paid.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,20 +62,21 @@ class Meter:
             yield range(done, end)
             done = end
 
-    def allowed(self, wanted: int, *, in_flight: int) -> int:
-        """Return how many of `wanted` open requests may be made beside those in flight.
+    def allowed(self, sizes: Sequence[int], *, in_flight: Sequence[int]) -> int:
+        """Return how many open requests may be made beside those in flight.
 
         At the end of a budget none is, until those in flight are answered: where some failed
         unpaid, calls are left. With none in flight, 0 means that the run must stop.
+
+        Args:
+            sizes: Prompt tokens of each open request, about, in the order in which they go out.
+            in_flight: Those of the requests in flight.
         """
         if not self.budget.is_limited:
-            return wanted
-        if not in_flight:
-            return 0 if self._is_over() else self.budget.calls_left(self.spent(), wanted=wanted)
-        spent = self.spent()
-        if self.budget.reached(spent):
+            return len(sizes)
+        if not in_flight and self._is_over():
             return 0
-        return max(0, self.budget.calls_left(spent, wanted=wanted + in_flight) - in_flight)
+        return self.budget.room(self.spent(), sizes, in_flight=in_flight)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -30,9 +30,7 @@ class Spending:
             return replace(self._spent)
 
     def _add(self, answer: dict[str, int]) -> None:
-        self._spent.calls += 1
-        self._spent.prompt_tokens += answer["prompt_tokens"]
-        self._spent.completion_tokens += answer["completion_tokens"]
+        self._spent.add(answer["prompt_tokens"], answer["completion_tokens"])
 
 
 def read_spent(store: JournalStore) -> Spent:

@@ -3,11 +3,14 @@
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hltm_spark.core.tokens import estimate_tokens
+from hltm_spark.models.llm import Request
 from hltm_spark.pipeline.batch_run import answer_rows, is_batched
 from hltm_spark.pipeline.calls import Caller
 from hltm_spark.pipeline.context import RunContext
@@ -33,6 +36,7 @@ class SmallAnswers:
         self._on_record = _hashes_on_record(self._files, tenants)
         self._answers: dict[Key, str] = {}  # paid in this run, so not in the files of the ledger
         self._paid: list[Mapping[str, Any]] = []
+        self._in_flight: dict[Key, int] = {}  # prompt tokens, about
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -70,11 +74,7 @@ class SmallAnswers:
                 waiting.extend(self._open_requests(flow))
                 if waiting:
                     caller = caller or self._make_caller()
-                    if meter.budget.is_limited:
-                        caller.journal.flush()
-                    allowed = meter.allowed(len(waiting), in_flight=caller.pending)
-                    for _ in range(min(allowed, caller.room)):
-                        caller.submit(waiting.popleft())
+                    self._submit(caller, waiting)
                 if not flow.is_waiting:
                     continue
                 if caller is None or not caller.pending:
@@ -82,6 +82,25 @@ class SmallAnswers:
                 self._take(caller, flow)
         if caller:
             self._raise_if_stopped(caller)
+
+    def _submit(self, caller: Caller, waiting: deque[Mapping[str, Any]]) -> None:
+        """Have requests answered, the first ones first, as many as limits and budget allow now."""
+        meter = self._context.meter
+        if meter.budget.is_limited:
+            caller.journal.flush()
+        first = list(islice(waiting, caller.room))
+        sizes = [self._size(request) for request in first]
+        for size in sizes[: meter.allowed(sizes, in_flight=list(self._in_flight.values()))]:
+            request = waiting.popleft()
+            self._in_flight[request_key(request)] = size
+            caller.submit(request)
+
+    def _size(self, request: Mapping[str, Any]) -> int:
+        """Return the prompt tokens of a request, about; 0 where no budget asks for them."""
+        if not self._context.meter.budget.is_limited:
+            return 0
+        sent: Request = request["request"]
+        return estimate_tokens(sent.system) + estimate_tokens(sent.user)
 
     def _make_caller(self) -> Caller:
         return self._open.enter_context(Caller(self._context.call_settings(slots=1)))
@@ -93,6 +112,7 @@ class SmallAnswers:
             done = caller.take()
         for request, paid in done:
             key = request_key(request)
+            del self._in_flight[key]
             self._paid += paid
             response = self._keep(paid).get(key)
             is_failed = is_failed or response is None

@@ -94,21 +94,46 @@ def test_calls_in_flight_count_for_those_that_are_made(tmp_path: Path, journal: 
     limited = meter(tmp_path, max_calls=10)
     pay(journal, 2)
 
-    assert limited.allowed(20, in_flight=0) == 8
-    assert limited.allowed(20, in_flight=5) == 3
-    assert limited.allowed(2, in_flight=5) == 2
-    assert limited.allowed(20, in_flight=8) == 0
+    assert limited.allowed([0] * 20, in_flight=[]) == 8
+    assert limited.allowed([0] * 20, in_flight=[0] * 5) == 3
+    assert limited.allowed([0] * 2, in_flight=[0] * 5) == 2
+    assert limited.allowed([0] * 20, in_flight=[0] * 8) == 0
     assert read_stop(FolderStore(tmp_path)) is None, "some of those in flight may fail unpaid"
     pay(journal, 8)
-    assert limited.allowed(20, in_flight=1) == 0
+    assert limited.allowed([0] * 20, in_flight=[0]) == 0
     assert read_stop(FolderStore(tmp_path)) is None
-    assert limited.allowed(20, in_flight=0) == 0
+    assert limited.allowed([0] * 20, in_flight=[]) == 0
     assert read_stop(FolderStore(tmp_path)) == Stop(BUDGET, "budgets.max_calls 10 is reached")
 
 
+def test_no_more_goes_out_than_may_use_up_the_tokens(tmp_path: Path, journal: Journal) -> None:
+    limited = meter(tmp_path, max_tokens=1000)
+
+    assert limited.allowed([100] * 20, in_flight=[]) == 1, "its answer may have 2,048 tokens"
+    assert limited.allowed([100] * 20, in_flight=[100]) == 0
+    pay(journal, 2)  # 110 tokens each
+    assert limited.allowed([100] * 20, in_flight=[]) == 8
+    assert limited.allowed([100] * 20, in_flight=[100] * 5) == 3
+    assert limited.allowed([2000] * 20, in_flight=[]) == 1
+    assert limited.allowed([100], in_flight=[]) == 1
+
+
+def test_no_more_goes_out_than_may_use_up_the_money(tmp_path: Path, journal: Journal) -> None:
+    chosen = settings(
+        llm={"provider": "openai", "model": "m"},
+        budgets={"max_cost": 0.01},
+        prices={"m": {"prompt": 10.0, "completion": 100.0}},
+    )
+    limited = Meter(Budget.of(chosen), FolderStore(tmp_path))
+    pay(journal, 1)  # .002
+
+    assert limited.allowed([100] * 20, in_flight=[]) == 4
+    assert limited.allowed([100] * 20, in_flight=[100] * 3) == 1
+
+
 def test_without_a_budget_every_call_is_allowed(tmp_path: Path) -> None:
-    assert Meter().allowed(7, in_flight=100) == 7
-    assert meter(tmp_path).allowed(7, in_flight=0) == 7
+    assert Meter().allowed([9] * 7, in_flight=[9] * 100) == 7
+    assert meter(tmp_path).allowed([9] * 7, in_flight=[]) == 7
 
 
 def test_nothing_is_handed_out_after_another_stop(tmp_path: Path, journal: Journal) -> None:
