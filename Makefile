@@ -53,11 +53,10 @@ lint: $(STAMP) ## Formatting, lint, layers
 types: $(STAMP) ## Types, strict
 	@$(BIN)/mypy $(TYPED)
 
-test-fast: $(STAMP) ## Tests without a JVM
-	@$(PYTEST) tests/unit tests/serving
+test-fast: $(STAMP) ## Tests without a JVM, on every core
+	@$(PYTEST) -n auto tests/unit tests/serving
 
-test: $(STAMP) ## Every test but the slow ones
-	@$(PYTEST) tests/unit tests/serving
+test: test-fast ## Every test but the slow ones
 	@$(PYTEST) -m "not soak" tests --ignore=tests/unit --ignore=tests/serving
 
 soak: $(STAMP) ## The slow Spark tests
