@@ -306,11 +306,10 @@ def judge(rig: Rig) -> Content:
     assert len(rows) == len({tuple(row.values()) for row in rows}), "a row is there twice"
 
     again = [calls for calls in paid.values() if len(calls) > 1]
-    chats = rig.server.chats
-    lost = [
-        c for n, kept in rig.journalled for c in chats[n:] if c.status == 200 and _text(c) in kept
-    ]
-    assert not lost, f"{len(lost)} answers were paid again that were in the journal"
+    for count, kept in rig.journalled:  # repairs may be answered alike
+        later = [c for c in rig.server.chats[count:] if c.status == 200 and not is_repair(c)]
+        lost = [call for call in later if _text(call) in kept]
+        assert not lost, f"{len(lost)} answers were paid again that were in the journal"
     allowed = rig.game.at_once * rig.kills
     for are_repairs in (False, True):
         count = sum(len(c) - 1 for c in again if is_repair(c[0]) == are_repairs)
