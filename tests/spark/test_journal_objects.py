@@ -53,6 +53,7 @@ def make(make_memory: MakeMemory, server: LlmServer, objects: ObjectServer) -> M
     return memory
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", [{}, {"small_run_nodes": 500}], ids=["spark", "small"])
 def test_a_run_that_a_budget_stopped_goes_on_without_paying_again(
     make_memory: MakeMemory, objects: ObjectServer, way: dict[str, int]
@@ -104,6 +105,7 @@ def test_what_a_dead_run_journalled_is_planned_and_folded_and_not_paid_again(
     assert kept(objects) == []
 
 
+@pytest.mark.soak
 def test_failures_are_recorded_from_there(make_memory: MakeMemory, objects: ObjectServer) -> None:
     def script(call: Any) -> Any:
         return content_filter_error() if "Turku 3." in call.prompt else None
@@ -115,6 +117,7 @@ def test_failures_are_recorded_from_there(make_memory: MakeMemory, objects: Obje
     assert kept(objects) == []
 
 
+@pytest.mark.soak
 def test_a_place_that_cannot_be_written_ends_a_run_before_anything_is_paid(
     make_memory: MakeMemory, objects: ObjectServer
 ) -> None:
