@@ -2,7 +2,7 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -158,8 +158,13 @@ class FolderStore:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their ends; a torn last one, of a process that was killed, is none."""
+def whole_lines(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines with their ends, up to one without.
+
+    That is the last one of a process that was killed, or one that is just being written: its other
+    half may come with the next read, and is no line.
+    """
     for line in stream:
-        if line.endswith(b"\n"):
-            yield line
+        if not line.endswith(b"\n"):
+            return
+        yield line

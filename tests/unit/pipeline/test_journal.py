@@ -235,3 +235,9 @@ def test_no_run_of_a_root_folds_the_journals_of_a_rebuild_beside_it(
     assert seen == []
     assert place.files("") == []
     assert beside(settings(), root) == settings()
+
+
+def test_a_line_that_is_being_written_is_none_and_neither_is_its_other_half() -> None:
+    read = [b'{"calls": 1}\n', b'{"calls"', b": 2}\n", b'{"calls": 3}\n']
+
+    assert list(whole_lines(read)) == [b'{"calls": 1}\n']
