@@ -19,7 +19,7 @@ from hltm_spark.pipeline.journal_place import (
     open_store,
 )
 from hltm_spark.pipeline.journal_stop import BUDGET, DOWN, LLM, Stop, read_stop, write_stop
-from hltm_spark.pipeline.journal_store import JournalStore
+from hltm_spark.pipeline.journal_store import JournalStore, whole_lines
 from hltm_spark.pipeline.journal_sums import Spending
 from hltm_spark.pipeline.root import open_root
 from tests.builders import settings
