@@ -19,6 +19,8 @@ from hltm_spark.pipeline.flow import Flow, Key, request_key
 from hltm_spark.pipeline.tables import LLM_CALLS
 
 _ANSWER_COLUMNS = ("tenant_id", "request_hash", "repair_of", "is_usable", "response")
+_Sized = tuple[Mapping[str, Any], int]
+"""A request and its prompt tokens, about."""
 _AT_ONCE = 16
 """Requests that are rendered and looked up together."""
 
@@ -67,11 +69,11 @@ class SmallAnswers:
 
         Some are on their way while others are being rendered.
         """
-        meter, waiting = self._context.meter, deque[Mapping[str, Any]]()
+        meter, waiting = self._context.meter, deque[_Sized]()
         caller: Caller | None = None
         with meter.watching():
             while True:
-                waiting.extend(self._open_requests(flow))
+                waiting.extend((r, self._size(r)) for r in self._open_requests(flow))
                 if waiting:
                     caller = caller or self._make_caller()
                     self._submit(caller, waiting)
@@ -83,15 +85,14 @@ class SmallAnswers:
         if caller:
             self._raise_if_stopped(caller)
 
-    def _submit(self, caller: Caller, waiting: deque[Mapping[str, Any]]) -> None:
+    def _submit(self, caller: Caller, waiting: deque[_Sized]) -> None:
         """Have requests answered, the first ones first, as many as limits and budget allow now."""
         meter = self._context.meter
         if meter.budget.is_limited:
             caller.journal.flush()
-        first = list(islice(waiting, caller.room))
-        sizes = [self._size(request) for request in first]
-        for size in sizes[: meter.allowed(sizes, in_flight=list(self._in_flight.values()))]:
-            request = waiting.popleft()
+        sizes = [size for _, size in islice(waiting, caller.room)]
+        for _ in range(meter.allowed(sizes, in_flight=list(self._in_flight.values()))):
+            request, size = waiting.popleft()
             self._in_flight[request_key(request)] = size
             caller.submit(request)
 

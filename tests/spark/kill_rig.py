@@ -306,8 +306,8 @@ def judge(rig: Rig) -> Content:
     assert len(rows) == len({tuple(row.values()) for row in rows}), "a row is there twice"
 
     again = [calls for calls in paid.values() if len(calls) > 1]
-    for count, kept in rig.journalled:  # repairs may be answered alike
-        later = [c for c in rig.server.chats[count:] if c.status == 200 and not is_repair(c)]
+    for before, kept in rig.journalled:  # repairs may be answered alike
+        later = [c for c in rig.server.chats[before:] if c.status == 200 and not is_repair(c)]
         lost = [call for call in later if _text(call) in kept]
         assert not lost, f"{len(lost)} answers were paid again that were in the journal"
     allowed = rig.game.at_once * rig.kills

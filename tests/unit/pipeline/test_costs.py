@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from hltm_spark.models.prices import cost
 from hltm_spark.pipeline.costs import Costs, read_costs, sum_tokens
-from hltm_spark.pipeline.files import write_rows
-from hltm_spark.pipeline.root import open_root
-from hltm_spark.pipeline.tables import LLM_CALLS, RUNS, Table
+from hltm_spark.pipeline.root import Root, open_root
+from hltm_spark.pipeline.tables import LLM_CALLS, arrow
 from tests.builders import settings as make_settings
 
 PRICES = {"dear": {"prompt": 10.0, "completion": 20.0}, "cheap": {"prompt": 1.0, "completion": 2.0}}
@@ -27,18 +28,18 @@ SECOND = [call("project", "dear", 200, 100, "r2"), call("project", "cheap", 1000
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[str]:
-    for number, rows in enumerate((FIRST, SECOND)):
-        write_rows(rows, LLM_CALLS.schema, str(tmp_path / f"{number}"))
-    return [str(tmp_path / f"{number}" / "rows.parquet") for number in range(2)]
+def root(tmp_path: Path) -> Root:
+    """Return a root whose ledger has two data files."""
+    made = open_root(str(tmp_path / "root"))
+    for rows in (FIRST, SECOND):
+        table = pa.Table.from_pylist(rows, schema=arrow(LLM_CALLS.schema))
+        write_deltalake(LLM_CALLS.path(made.path), table, mode="append")
+    return made
 
 
 @pytest.fixture
-def ask(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that asks for costs of the ledger in `files`."""
-    of_table = {LLM_CALLS.name: files}
-    monkeypatch.setattr(Table, "files_if_any", lambda table, _: of_table.get(table.name, []))
-    root = open_root(str(tmp_path / "root"))
+def ask(root: Root) -> Any:
+    """Return a function that asks for costs."""
 
     def costs(*, sections: Mapping[str, Any] | None = None, **asked: Any) -> Costs:
         return read_costs(make_settings(**{"prices": PRICES, **(sections or {})}), root, **asked)
@@ -46,9 +47,12 @@ def ask(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return costs
 
 
-def test_tokens_are_summed_over_files_by_value_and_model(files: list[str]) -> None:
+def test_tokens_are_summed_over_files_by_value_and_model(root: Root) -> None:
+    files = LLM_CALLS.files(root.path)
+
     sums = sum_tokens(files, column="level", runs=None)
 
+    assert len(files) == 2
     assert {key: (s.calls, s.prompt_tokens, s.completion_tokens) for key, s in sums.items()} == {
         ("seat", "dear"): (1, 1000, 500),
         ("project", "cheap"): (2, 4000, 1000),
@@ -87,12 +91,9 @@ def test_in_batch_mode_every_sum_is_less_by_the_discount(ask: Any) -> None:
     assert by_level["seat"] == pytest.approx(0.01)
 
 
-def test_a_ledger_without_an_answer_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_root_without_a_ledger_costs_nothing(tmp_path: Path) -> None:
     root = open_root(str(tmp_path / "root"))
 
     found = read_costs(make_settings(), root, by="tenant")
 
     assert (found.groups, found.total.calls, found.total.cost) == ((), 0, 0.0)
-    assert not RUNS.exists(root.path)
