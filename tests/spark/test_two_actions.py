@@ -17,6 +17,8 @@ from tests.builders import raw_document
 from tests.llm_server import Call, Reply, broken_json, is_repair, serve_llm
 from tests.spark.conftest import MakeMemory
 
+pytestmark = pytest.mark.soak
+
 PIPELINE = "hltm_spark.pipeline."
 ROWS = [
     raw_document(f"d{number}", project=f"p{number}", text=f"Location: Turku {number}")
@@ -99,15 +101,13 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> Twice:
             {"budgets": {**GROUPED, "small_run_nodes": 0}},
             {"open_requests", "call_model", "find_answers", "answer_inputs", "reduce_wide"},
             id="groups",
-            marks=pytest.mark.soak,
         ),
         pytest.param(
             {"budgets": {"small_run_nodes": 0}, "views": {"layout": "separate"}},
             {"first_requests", "second_requests", "call_model", "answer_inputs", "assemble"},
             id="two waves",
-            marks=pytest.mark.soak,
         ),
-        pytest.param({"budgets": GROUPED}, set(), id="small", marks=pytest.mark.soak),
+        pytest.param({"budgets": GROUPED}, set(), id="small"),
     ],
 )
 def test_a_second_action_on_a_frame_calls_no_model(
