@@ -102,7 +102,7 @@ _ELEMENT = re.compile(
 )
 _ATTRIBUTE = re.compile(r' ([\w-]+)="([^"]*)"')
 _ANGLES = "<＜‹〈⟨❮﹤"
-_LOOKS_LIKE_A_TAG = re.compile(rf"[{_ANGLES}][^\w{_ANGLES}]*(?:{TAG_NAMES})\b", re.IGNORECASE)
+_LOOKS_LIKE_A_TAG = re.compile(rf"[{_ANGLES}][^\w{_ANGLES}>]*(?:{TAG_NAMES})\b", re.IGNORECASE)
 _CHAT_MARKUP = re.compile(
     r"<[|｜]|</?s>|<[be]os>|<(?:start|end)_of_turn>|<</?SYS>>|</?tool_call>|\[\s*/?(?:INST|[A-Z]+_[A-Z]+)\s*\]"
 )
