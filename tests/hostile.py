@@ -102,7 +102,7 @@ _ELEMENT = re.compile(
 )
 _ATTRIBUTE = re.compile(r' ([\w-]+)="([^"]*)"')
 _ANGLES = "<＜‹〈⟨❮﹤"
-_LOOKS_LIKE_A_TAG = re.compile(rf"[{_ANGLES}][^\w{_ANGLES}>]*(?:{TAG_NAMES})\b", re.IGNORECASE)
+_LOOKS_LIKE_A_TAG = re.compile(rf"[{_ANGLES}][^\w&{_ANGLES}>]*(?:{TAG_NAMES})\b", re.IGNORECASE)
 _CHAT_MARKUP = re.compile(
     r"<[|｜]|</?s>|<[be]os>|<(?:start|end)_of_turn>|<</?SYS>>|</?tool_call>|\[\s*/?(?:INST|[A-Z]+_[A-Z]+)\s*\]"
 )
@@ -152,7 +152,7 @@ def unescape_text(shown: str) -> str:
     def decoded(match: re.Match[str]) -> str:
         character = html.unescape(match[0])
         rest = shown[match.end() : match.end() + 64]
-        again = escape_text(character + rest)
-        return character if again.startswith(match[0] + rest[:3]) else match[0]
+        is_written = escape_text(character + rest) == match[0] + escape_text(rest)
+        return character if is_written else match[0]
 
     return _REFERENCE.sub(decoded, shown)

@@ -71,14 +71,14 @@ def readable_feed(*, start: int, end: int) -> Iterator[None]:
 
 
 def _condition_of(error: PySparkException | Py4JJavaError) -> str:
-    """Return Spark's name of an error; PySpark does not translate one that a task met."""
+    """Return Spark's or Delta's name of an error; PySpark does not translate every one."""
     if isinstance(error, PySparkException):
         return error.getCondition() or type(error).__name__
     try:
         condition = str(error.java_exception.getCondition())
     except Py4JError:  # no error of Spark's own
         raise error from None
-    if not condition.startswith("FAILED_READ_FILE"):
+    if not condition.startswith(("FAILED_READ_FILE", "DELTA_")):
         raise error
     return condition
 

@@ -40,14 +40,20 @@ from hltm_spark.pipeline.memory import WRITTEN, memory_changes
 from hltm_spark.pipeline.publish import publish
 from hltm_spark.pipeline.publish_context import PublishContext
 from hltm_spark.pipeline.root import Root
-from hltm_spark.pipeline.runs import FINISHED, Cursor, Run, read_cursor, record_run
+from hltm_spark.pipeline.runs import (
+    FINISHED,
+    Cursor,
+    Run,
+    open_tables,
+    read_cursor,
+    record_run,
+)
 from hltm_spark.pipeline.small import write_small
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
     FAILURES,
     MEMORY,
     RUNS,
-    create_tables,
 )
 
 logger = logging.getLogger("hltm_spark")
@@ -90,7 +96,7 @@ def run_pipeline(
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb=kind, run_id=run.run_id, ttl_s=ttl_s, wait_s=wait_s) as lease:
         root.clear_dead_staging()
-        create_tables(spark, root.path)
+        open_tables(spark, root.path)
         context = RunContext(
             spark=spark,
             settings=settings,
@@ -113,7 +119,7 @@ def publish_only(spark: SparkSession, settings: Settings, root: Root) -> Run:
     run = Run.start("publish")
     ttl_s = settings.storage.lease_ttl_s
     with hold_lease(root, verb="publish", run_id=run.run_id, ttl_s=ttl_s) as lease:
-        create_tables(spark, root.path)
+        open_tables(spark, root.path)
         commits = Commits(spark, root.path, lease)
         cursor = read_cursor(RUNS.files(root.path))
         try:

@@ -10,9 +10,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from hltm_spark.core.errors import DataError
 from hltm_spark.pipeline.commits import Commits
 from hltm_spark.pipeline.files import local_rows, read_rows
-from hltm_spark.pipeline.tables import RUNS
+from hltm_spark.pipeline.tables import DOCUMENTS, RUNS, create_tables
 
 FINISHED = ("done", "partial")
 """Statuses that move the cursor: everything up to the pinned version was looked at."""
@@ -101,6 +102,22 @@ class Cursor:
     version: int
     memory_table_id: str
     settings_fingerprint: str
+
+
+def open_tables(spark: SparkSession, root: str) -> None:
+    """Create the tables of a root that are not there yet; `documents` only before the first run.
+
+    An empty table in its place would have the next run remove every node.
+
+    Raises:
+        DataError: The documents table that a run has read is gone.
+    """
+    if not DOCUMENTS.exists(root) and read_cursor(RUNS.files_if_any(root)) is not None:
+        raise DataError(
+            "the documents table that the last run read is gone (moved, or not mounted); put it "
+            "back, or run `hltm ingest`, which makes a new one, and then `hltm index`"
+        )
+    create_tables(spark, root)
 
 
 def record_run(spark: SparkSession, commits: Commits, run: Run) -> None:

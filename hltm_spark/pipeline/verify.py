@@ -26,14 +26,13 @@ from hltm_spark.pipeline.index import run_pipeline
 from hltm_spark.pipeline.journal_place import beside, clear_beside
 from hltm_spark.pipeline.lease import hold_lease
 from hltm_spark.pipeline.root import Root, open_root
-from hltm_spark.pipeline.runs import Run, read_cursor
+from hltm_spark.pipeline.runs import Run, open_tables, read_cursor
 from hltm_spark.pipeline.tables import (
     DOCUMENTS,
     EMBEDDINGS,
     LLM_CALLS,
     MEMORY,
     RUNS,
-    create_tables,
 )
 
 MAX_LISTED = 1000
@@ -110,7 +109,7 @@ def verify(
                 f"batches of an earlier run are on record in {root.batches()}; "
                 "run `hltm update`, which collects them, then verify"
             )
-        create_tables(spark, root.path)
+        open_tables(spark, root.path)
         try:
             scratch = _scratch_root(root, run_id, is_cold=is_cold)
             commits = Commits(spark, root.path, lease)

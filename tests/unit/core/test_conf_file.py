@@ -40,12 +40,18 @@ def test_overrides_are_read_as_toml_or_else_as_text(tmp_path: Path) -> None:
 
     settings = load_settings(
         str(conf),
-        overrides=["retrieval.k_qa=3", "llm.provider=openai", "llm.model=org/m=1"],
+        overrides=[
+            "retrieval.k_qa=3",
+            "llm.provider=openai",
+            "llm.model=org/m=1",
+            "llm.api_version=2025-01-01",
+        ],
         root="here",
     )
 
     assert settings.retrieval.k_qa == 3
     assert settings.llm.model == "org/m=1"
+    assert settings.llm.api_version == "2025-01-01"
     assert settings.storage.root == "here"
 
 
